@@ -151,7 +151,8 @@ class RunningEngine(Protocol):
 
     def save_state(self, state: JsonObject) -> None:
         """Replace the saved state, atomically. EngineError where it could not be written (disk full): the old
-        one then holds."""
+        one then holds.
+        """
 
     async def wait_event(self) -> EngineEvent:
         """The next event. After `Gone` it waits for ever. Cancelling it loses nothing. One task at a time."""
@@ -159,15 +160,18 @@ class RunningEngine(Protocol):
     async def stop(self, grace_seconds: float, *, second_term: bool = False) -> None:
         """Ask it to end: SIGTERM to its process group, after the grace (with `second_term` a second SIGTERM and
         a moment, then) SIGKILL to every descendant. Returns once that is under way; the end is told by
-        `wait_event`. Stopping what is stopping only ever brings the end nearer; what has ended is left alone."""
+        `wait_event`. Stopping what is stopping only ever brings the end nearer; what has ended is left alone.
+        """
 
     async def output_tail(self, bytes_max: int, *, previous: bool = False) -> bytes:
         """The end of what it printed, standard output and error as one. `previous`: of the launch before this
-        one on this node; empty where there was none. At most 1 MiB."""
+        one on this node; empty where there was none. At most 1 MiB.
+        """
 
     async def forget(self) -> None:
         """After `Gone`: its shim ends and it is found by `attach` no more. The output is kept until the next
-        launch of the shard is forgotten. Before `Gone`: InvariantBroken."""
+        launch of the shard is forgotten. Before `Gone`: InvariantBroken.
+        """
 
     def listener(self, port: int) -> Listener:
         """Whose listener is on the port at this moment."""
@@ -185,4 +189,5 @@ class Launcher(Protocol):
 
     async def attach(self) -> list[RunningEngine]:
         """Everything launched before by this agent and not forgotten, running or not, ordered by shard and
-        epoch. Called once, at the agent's start."""
+        epoch. Called once, at the agent's start.
+        """
