@@ -412,7 +412,8 @@ def _class_hook(cls: Any, converter: cattrs.Converter, *, detailed: bool, forbid
 
 def _plain_class(hook: Hook) -> type | None:
     """The plain type whose every value is right as it is, so that the hook need not be called: a third of the time."""
-    return {_structure_str: str, _structure_bool: bool}.get(hook)
+    plain_classes: dict[Hook, type] = {_structure_str: str, _structure_bool: bool}
+    return plain_classes.get(hook)
 
 
 def _phrase(cls: Any) -> str:
