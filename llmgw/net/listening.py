@@ -29,6 +29,7 @@ __all__ = [
     "bound_address",
     "holder_of",
     "is_loopback",
+    "listens_on",
     "open_listener",
     "parse_address",
     "raise_file_limit",
@@ -238,6 +239,12 @@ def holder_of(address: Address, proc: Path = Path("/proc")) -> str:
         if any(inode in inodes for inode in _socket_inodes(process)):
             return f"{_command(process)}, pid {process.name}"
     return "a process that is not visible to this user"
+
+
+def listens_on(pid: int, port: int, proc: Path = Path("/proc")) -> bool:
+    """Whether process `pid` holds a socket that listens on `port`."""
+    inodes = _listening_inodes(port, proc)
+    return any(inode in inodes for inode in _socket_inodes(proc / str(pid)))
 
 
 def _resolve(address: Address) -> list[tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]]:
