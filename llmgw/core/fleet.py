@@ -7,8 +7,12 @@ import enum
 
 import attrs
 
+from llmgw.core.fleet_events import Effect, Event, KnownNode
 from llmgw.core.hardware import NodeHardware, PortRange, Problem
 from llmgw.core.lifecycle import ShardReport
+
+TICK_SECONDS = 0.5
+"""How often the inventory actor applies a `Tick`: a quarter of the least heartbeat, so that expiry is not late."""
 
 
 class NodeState(enum.StrEnum):
@@ -27,7 +31,11 @@ class NodeState(enum.StrEnum):
 
 @attrs.frozen
 class Node:
-    """One node, as published to every reader. Times are of the monotonic clock of this control."""
+    """One node, as published to every reader: all that a decision looks at. Times are of the monotonic clock.
+
+    A heartbeat that changes nothing here leaves the very same object in place; what every heartbeat renews is in
+    `Pulse`.
+    """
 
     id: str
     state: NodeState
@@ -46,12 +54,13 @@ class Node:
     ports: PortRange = PortRange(20000, 20999)
     hardware: NodeHardware = NodeHardware()
     problems: tuple[Problem, ...] = ()
-    gpu_memory_used_bytes: dict[str, int | None] = attrs.field(factory=dict)
-    gpu_memory_stale_seconds: float = 0.0
     shards: dict[str, ShardReport] = attrs.field(factory=dict)
-    """By shard id; what it reported last. A terminal, gone shard is forgotten."""
+    """By shard id: what it reported last."""
+    ended: dict[str, ShardReport] = attrs.field(factory=dict)
+    """By shard id: the last terminal report of shards that it holds no more (or that its list lacked: `failed`,
+    cause `unknown to its agent`), all of them gone. Bounded; the oldest fall out."""
     shard_since: dict[str, float] = attrs.field(factory=dict)
-    """When each shard entered its state."""
+    """When each shard, held or ended, entered its state."""
     outputs: dict[str, str] = attrs.field(factory=dict)
     """The last output of shards that failed, by shard id; bounded."""
     cordoned: bool = False
@@ -60,7 +69,118 @@ class Node:
     """Its agent said Goodbye(kept): the engines go on without it."""
     engines_stopped: bool = False
     """Its agent said Goodbye(stopped): lost at once, and nothing of it is left."""
-    last_heard: float | None = None
-    """When the last frame arrived; None: not since this control started."""
     since: float = 0.0
     """When it entered its state."""
+
+    def report(self, shard: str, epoch: int) -> ShardReport | None:
+        """What it said last of that launch of that shard, held or ended; None: nothing."""
+        for reports in (self.shards, self.ended):
+            found = reports.get(shard)
+            if found is not None and found.epoch == epoch:
+                return found
+        return None
+
+    @property
+    def commandable(self) -> bool:
+        """Whether commands can reach it now."""
+        return self.state is NodeState.HEALTHY and self.connection is not None
+
+
+@attrs.frozen
+class Pulse:
+    """What every heartbeat of a node renews, and no decision looks at but for the silence."""
+
+    last_heard: float | None = None
+    """When the last frame arrived, on the monotonic clock; None: not since this control started."""
+    heard: float = 0.0
+    """The same on the hearing clock, which stands still while control is deaf; for a node that was not heard
+    since control started: when control could first hear."""
+    gpu_memory_used_bytes: dict[str, int | None] = attrs.field(factory=dict)
+    gpu_memory_stale_seconds: float = 0.0
+    """Age of these numbers when they arrived."""
+    status_acked: int = 0
+    """Highest status number of this instance that was handled."""
+    interval_seconds: float = 2.0
+    """The heartbeat interval that it was told last."""
+
+
+class Memory(enum.StrEnum):
+    """What this control remembers of the one before it."""
+
+    FIRST_START = "first start"
+    """No file: nothing is known, and nothing was."""
+    LOADED = "loaded"
+    UNREADABLE = "unreadable"
+    """There is a file, and nobody knows what it says: never taken for `nothing should run`."""
+
+
+@attrs.frozen
+class Recovery:
+    """Control is recovering: no stop, no expiry, no removal."""
+
+    known: int
+    """Nodes that are waited for."""
+    synced: int
+    """Those of them whose whole state is in."""
+    until: float
+    """When it is over at the latest, on the monotonic clock (later if control is deaf meanwhile)."""
+    reason: str
+
+
+@attrs.frozen
+class FleetSettings:
+    """From `[control]`. Seconds."""
+
+    heartbeat: float = 2.0
+    unreachable_after_missed: int = 3
+    lost_after: float = 180.0
+    recover_for: float = 300.0
+
+
+@attrs.frozen
+class FleetView:
+    """The fleet at one moment. Immutable: whoever has it may keep it."""
+
+    version: int = 0
+    """Rises with every change that a decision could depend on; heartbeats that bring nothing new leave it."""
+    nodes: dict[str, Node] = attrs.field(factory=dict)
+    """By id, sorted by it."""
+    pulses: dict[str, Pulse] = attrs.field(factory=dict)
+    memory: Memory = Memory.FIRST_START
+    recovery: Recovery | None = None
+    """None: serving."""
+    spare_strangers_until: float | None = None
+    """Until then (monotonic) no shard is stopped that this control did not start itself: set for `recover_for`
+    after a first start; None: over, or never."""
+    deaf_seconds: float = 0.0
+    """By how much the hearing clock is behind the monotonic one."""
+
+    def silence(self, node: str, now: float) -> float:
+        """Seconds of witnessed silence: since the last frame, without the time in which control was deaf."""
+        raise AssertionError
+
+    def heartbeat_interval(self) -> float:
+        """What agents are told now: max(the setting, nodes / 500 a second)."""
+        raise AssertionError
+
+
+class Fleet:
+    """The one mutable owner of the above; only `apply` changes it. Owned by the inventory actor."""
+
+    def __init__(self, settings: FleetSettings, now: float, memory: Memory, known: tuple[KnownNode, ...] = ()) -> None:
+        """Control can hear from `now` on. `known`: the rows of the store."""
+        raise AssertionError
+
+    @property
+    def version(self) -> int:
+        """Of what `snapshot` would return: publish when it differs from the version published last."""
+        raise AssertionError
+
+    def snapshot(self) -> FleetView:
+        """The fleet now. One copy of each dict where anything changed since the last call, else the same view."""
+        raise AssertionError
+
+
+def apply(fleet: Fleet, event: Event, now: float) -> tuple[Effect, ...]:
+    """Change the fleet by one event; return what must be done about it, in order."""
+    raise AssertionError
