@@ -170,7 +170,7 @@ def _add_replica(table: Table, notes: list[tuple[str, Text]], replica: ReplicaSt
             shown,
             "" if shard.since_s is None else age(shard.since_s),
             plain(shard.node),
-            plain(", ".join(_short_uuid(uuid) for uuid in shard.gpus)) if shard.gpus else Text("none", style="dim"),
+            _gpus(shard, wide=wide),
             "" if shard.port is None else str(shard.port),
             "" if shard.pid is None else str(shard.pid),
             *((str(shard.epoch),) if wide else ()),
@@ -238,6 +238,12 @@ def _hanging(mark: str, text: Text) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row(mark, text)
     return grid
+
+
+def _gpus(shard: ShardStatus, *, wide: bool) -> Text:
+    if not shard.gpus:
+        return Text("none", style="dim")
+    return plain(", ".join(_short_uuid(uuid) for uuid in shard.gpus)) if wide else Text(str(len(shard.gpus)))
 
 
 def _host(node: NodeStatus) -> tuple[str, str]:
