@@ -7,7 +7,7 @@ in every table for the operator's own remarks, and is read by nobody.
 
 import enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import attrs
 
@@ -21,15 +21,25 @@ AGENT_PORT = 7070
 """Where agents and routers dial control."""
 ADMIN_PORT = 7071
 ROUTER_PORT = 8080
-
-LISTENS = "listens"
-"""Metadata of an address that we bind: port 0 (any free one) is allowed there."""
-DEFAULT_PORT = "default_port"
-"""Metadata of an address: the port where the setting names none."""
+METRICS_PORT = 7072
+"""Of an agent or a llmgw-router of its own."""
 
 
-def _address(default: Address | None, port: int, *, listens: bool) -> Any:
-    return attrs.field(default=default, metadata={DEFAULT_PORT: port, LISTENS: listens})
+@attrs.frozen
+class AddressRule:
+    """How one address is written: mark it with `Annotated`."""
+
+    default_port: int
+    """Where the setting names none."""
+    listens: bool
+    """We bind it: port 0, any that is free, is allowed."""
+
+
+AgentListen = Annotated[Address, AddressRule(AGENT_PORT, listens=True)]
+AdminListen = Annotated[Address, AddressRule(ADMIN_PORT, listens=True)]
+RouterListen = Annotated[Address, AddressRule(ROUTER_PORT, listens=True)]
+MetricsListen = Annotated[Address, AddressRule(METRICS_PORT, listens=True)]
+DialControl = Annotated[Address, AddressRule(AGENT_PORT, listens=False)]
 
 
 class LogFormat(enum.StrEnum):
@@ -62,7 +72,7 @@ class Log:
 class Metrics:
     """`[metrics]`: of an agent, or of a llmgw-router of its own. Control serves its metrics on the admin address."""
 
-    listen: Address | None = _address(None, 9400, listens=True)
+    listen: MetricsListen | None = None
 
 
 @attrs.frozen
@@ -78,7 +88,7 @@ class Tls:
 class Control:
     """`[control]`: the port that agents and routers dial, and how patient control is with them."""
 
-    listen: Address | None = _address(None, AGENT_PORT, listens=True)
+    listen: AgentListen | None = None
     """None: no agent port, the router is alone."""
     heartbeat: Duration = Duration(2.0)
     """The least interval; control stretches it with the fleet."""
@@ -96,7 +106,7 @@ class Control:
 class Admin:
     """`[admin]`: status, metrics and the operator's commands over HTTP."""
 
-    listen: Address = _address(Address("127.0.0.1", ADMIN_PORT), ADMIN_PORT, listens=True)
+    listen: AdminListen = Address("127.0.0.1", ADMIN_PORT)
     insecure: bool = False
     """Plaintext beyond loopback."""
     tls: Tls | None = None
@@ -106,8 +116,8 @@ class Admin:
 class Router:
     """`[router]`: the OpenAI-compatible address."""
 
-    listen: Address = _address(Address("127.0.0.1", ROUTER_PORT), ROUTER_PORT, listens=True)
-    control: Address | None = _address(None, AGENT_PORT, listens=False)
+    listen: RouterListen = Address("127.0.0.1", ROUTER_PORT)
+    control: DialControl | None = None
     """Whom a llmgw-router of its own follows; None: it serves the static endpoints of its file."""
     workers: int = 1
     connect_timeout: Duration = Duration(3.0)
@@ -170,7 +180,7 @@ class NodeConfig:
 
     node_id: str
     """Default: the host's name."""
-    control: Address = attrs.field(metadata={DEFAULT_PORT: AGENT_PORT, LISTENS: False})
+    control: DialControl
     """llmgw-control's `[control] listen`, as this node reaches it. Required."""
     state_dir: Path
     """Default: a folder named after the node in the machine's or the user's state folder."""

@@ -1,0 +1,21 @@
+"""Which names are those of secrets. One rule, for mistakes in a configuration and for every log line alike."""
+
+import re
+
+SECRET_WORDS = frozenset(
+    {"key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "authorization"}
+    | {"credential", "credentials", "cookie"}
+)
+"""A name is that of a secret when its last word is one of these: `HF_TOKEN`, `x-api-key`; not `key_file`, `max_tokens`."""
+
+REDACTED = "***"
+"""What is shown in place of a secret."""
+
+_WORDS = re.compile(r"[A-Za-z0-9]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def names_secret(name: str) -> bool:
+    """Whether a value under this name must not be shown."""
+    words = _WORDS.findall(_CAMEL.sub("_", name))
+    return bool(words) and words[-1].lower() in SECRET_WORDS
