@@ -13,6 +13,7 @@ environment is built from `INHERITED` and never copied whole.
 """
 
 import re
+import signal
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -63,6 +64,9 @@ INHERITED_PREFIXES = ("LC_", "HF_")
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Written by us alone: a profile that set them could take a GPU that is booked for another."""
+
+ERROR_CHARACTERS_MAX = 300
+"""Of one line of an engine's output: it is shown in tables and carried in every heartbeat."""
 
 _HIDDEN_OPTION = re.compile(r"\s+--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"[^=\0]+")
@@ -194,11 +198,30 @@ def engine_environment(assignment: Assignment, machine: Machine, extra: Mapping[
     return inherited | dict(extra) | dict(assignment.env) | gpus
 
 
-def ended(end: Exit) -> Explanation:
-    """The explanation where the output says nothing: only how it ended."""
+def refusal(*mistakes: Mistake) -> Refusal:
+    """A refusal that says `profile` where a mistake names no origin of its own."""
+    return Refusal(tuple(attrs.evolve(mistake, origin=mistake.origin or "profile") for mistake in mistakes))
+
+
+def ended(end: Exit, output: str = "") -> Explanation:
+    """The explanation where no rule knows the output: how it ended, and its last line where it ended by itself."""
     if end.signal is not None:
-        return Explanation(Cause.SIGNALLED, f"ended by signal {end.signal}")
-    return Explanation(Cause.EXITED, f"exited with code {end.code}")
+        return Explanation(Cause.SIGNALLED, f"ended by signal {end.signal} ({_signal_name(end.signal)})")
+    last = last_line(output)
+    return Explanation(Cause.EXITED, f"exited with code {end.code}" + (f": {last}" if last else ""))
+
+
+def last_line(output: str) -> str:
+    """The last line of `output` that says something, cut to a length that fits a log line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:ERROR_CHARACTERS_MAX] if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
 
 
 def _check_args(args: tuple[str, ...]) -> list[Mistake]:
