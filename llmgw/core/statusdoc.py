@@ -7,6 +7,8 @@ so that the fields are encoded in the order in which they stand here.
 
 import attrs
 
+from llmgw.core.explain import Explanation
+
 
 @attrs.frozen(slots=False)
 class ControlStatus:
@@ -127,25 +129,6 @@ class ReplicaStatus:
 
 
 @attrs.frozen(slots=False)
-class Reason:
-    """One rule that stands in the way, and the nodes that it refused."""
-
-    rule: str
-    nodes: tuple[str, ...] = ()
-    detail: str = ""
-
-
-@attrs.frozen(slots=False)
-class Explanation:
-    """Why a model has fewer replicas than it should."""
-
-    summary: str
-    reasons: tuple[Reason, ...] = ()
-    change: str = ""
-    """The smallest change that would make it fit; empty: none was found."""
-
-
-@attrs.frozen(slots=False)
 class EndpointStatus:
     """What routers may send a model's requests to."""
 
@@ -165,6 +148,7 @@ class ModelStatus:
     ready: int = 0
     replicas: tuple[ReplicaStatus, ...] = ()
     explanation: Explanation | None = None
+    """Why it has fewer replicas than it should; None: it has what it should."""
     endpoints: tuple[EndpointStatus, ...] = ()
 
 

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from llmgw.core import statusdoc as doc
+from llmgw.core.explain import Explanation, Reason
 
 GIB = 2**30
 GPU_A = "GPU-ab12cd34-1111-2222-3333-444455556666"
@@ -98,11 +99,11 @@ def status() -> doc.Status:
             3,
             1,
             (running, failed, doc.ReplicaStatus("llama-70b/2", "pending", "no node fits")),
-            doc.Explanation(
+            Explanation(
                 "llama-70b/2 is pending: no node fits",
                 (
-                    doc.Reason("gpu_memory", ("gpu-a",), "needs 40 GiB, most free 31.2 GiB on GPU-ab12cd34"),
-                    doc.Reason("state", ("gpu-b", "gpu-c"), "not healthy"),
+                    Reason("gpu_memory", ("gpu-a",), "needs 40 GiB, most free 31.2 GiB on GPU-ab12cd34"),
+                    Reason("state", ("gpu-b", "gpu-c"), "not healthy"),
                 ),
                 "gpu_memory = 31GiB would fit on gpu-a",
             ),

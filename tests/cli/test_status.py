@@ -9,6 +9,7 @@ from rich.console import Console
 
 from llmgw.cli.status import print_status
 from llmgw.core import statusdoc as doc
+from llmgw.core.explain import Explanation, Reason
 
 
 def rendered(status: doc.Status, width: int) -> str:
@@ -54,7 +55,7 @@ def test_what_a_peer_says_cannot_steer_the_terminal(status: doc.Status) -> None:
         1,
         0,
         (doc.ReplicaStatus(evil, evil, evil, shards=(shard,)),),
-        doc.Explanation(evil, (doc.Reason(evil, (evil,), evil),), evil),
+        Explanation(evil, (Reason(evil, (evil,), evil),), evil),
         (doc.EndpointStatus("other" + evil, evil, evil, evil),),
     )
     router = doc.RouterStatus(evil, 1, None, version=evil, peer=evil)
