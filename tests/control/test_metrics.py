@@ -1,0 +1,120 @@
+"""Control's metrics: what is counted here, what is read at the scrape, and what routers count."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmgw.control.metrics import SERIES_MAX, ControlMetrics, Gauges, RouterCounters, Sample, parse_sample
+
+REQUESTS = 'llmgw_router_requests_total{model="m",code="200"}'
+SAMPLE = Sample("llmgw_router_requests_total", (("code", "200"), ("model", "m")))
+
+
+def scraped(subject: ControlMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of an answer that a Prometheus can parse."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(subject.text().decode())
+        for sample in family.samples
+    }
+
+
+def test_the_names_of_the_first_hour() -> None:
+    subject = ControlMetrics(lambda: Gauges({"healthy": 2, "lost": 0}, {("m", "ready"): 3}, {("m", "m/0"): 4}))
+    subject.count_command("start", "accepted")
+    subject.count_command("start", "accepted")
+    subject.observe_heartbeat(0.3)
+    subject.observe_heartbeat(-1.0)
+    subject.routers.observe("r", {REQUESTS: 5.0})
+    found = scraped(subject)
+    assert found["llmgw_nodes", (("state", "healthy"),)] == 2
+    assert found["llmgw_nodes", (("state", "lost"),)] == 0
+    assert found["llmgw_replicas", (("model", "m"), ("state", "ready"))] == 3
+    assert found["llmgw_router_in_flight", (("endpoint", "m/0"), ("model", "m"))] == 4
+    assert found["llmgw_commands_total", (("kind", "start"), ("result", "accepted"))] == 2
+    assert found["llmgw_heartbeat_lag_seconds_count", ()] == 2
+    assert found["llmgw_heartbeat_lag_seconds_sum", ()] == pytest.approx(0.3)
+    assert found["llmgw_router_requests_total", (("code", "200"), ("model", "m"))] == 5
+
+
+def test_a_gauge_is_read_anew_at_each_scrape() -> None:
+    nodes = {"healthy": 1}
+    subject = ControlMetrics(lambda: Gauges(nodes))
+    assert scraped(subject)["llmgw_nodes", (("state", "healthy"),)] == 1
+    nodes["healthy"] = 7
+    assert scraped(subject)["llmgw_nodes", (("state", "healthy"),)] == 7
+
+
+def test_names_from_anywhere_are_escaped() -> None:
+    name = 'a"b\\c\nd'
+    subject = ControlMetrics(lambda: Gauges(replicas={(name, "ready"): 1}))
+    assert scraped(subject)["llmgw_replicas", (("model", name), ("state", "ready"))] == 1
+
+
+def test_counters_of_routers_are_summed() -> None:
+    counters = RouterCounters()
+    counters.observe("a", {REQUESTS: 5.0})
+    counters.observe("b", {REQUESTS: 7.0})
+    counters.observe("a", {REQUESTS: 6.0})
+    assert counters.totals == {SAMPLE: 13.0}
+
+
+def test_a_router_that_starts_again_or_goes_never_makes_a_sum_fall() -> None:
+    counters = RouterCounters()
+    counters.observe("a", {REQUESTS: 5.0})
+    counters.observe("a", {REQUESTS: 2.0})
+    assert counters.totals == {SAMPLE: 7.0}
+    counters.forget("a")
+    counters.forget("never seen")
+    assert counters.totals == {SAMPLE: 7.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "sample"),
+    [
+        ("x_total", Sample("x_total", ())),
+        ("x_total{}", Sample("x_total", ())),
+        ('x_total{b="2",a="1"}', Sample("x_total", (("a", "1"), ("b", "2")))),
+        ('x_total{a="1",}', Sample("x_total", (("a", "1"),))),
+        (r'x_total{a="q\"b\\s\nn,}"}', Sample("x_total", (("a", 'q"b\\s\nn,}'),))),
+        ("x total", None),
+        ('x_total{a="1" b="2"}', None),
+        ('x_total{a="1"', None),
+        (r'x_total{a="\x"}', None),
+        ("", None),
+        ("x" * 513, None),
+    ],
+)
+def test_parse_sample(text: str, sample: Sample | None) -> None:
+    assert parse_sample(text) == sample
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "llmgw_nodes",
+        "llmgw_commands_total",
+        "llmgw_router_in_flight",
+        'llmgw_router_requests_total{model="m"}',
+        "nonsense{",
+    ],
+)
+def test_what_a_router_may_not_count_is_left_out(bad: str) -> None:
+    counters = RouterCounters()
+    counters.observe("a", {REQUESTS: 1.0, bad: 1.0})
+    assert counters.totals == {SAMPLE: 1.0}
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_count_is_left_out(value: float) -> None:
+    counters = RouterCounters()
+    counters.observe("a", {REQUESTS: value})
+    assert counters.totals == {}
+
+
+def test_series_are_bounded() -> None:
+    counters = RouterCounters()
+    series = {f'llmgw_router_x_total{{a="{number}"}}': 1.0 for number in range(SERIES_MAX + 10)}
+    counters.observe("a", series)
+    counters.observe("b", series)
+    assert len(counters.totals) == SERIES_MAX
+    assert max(counters.totals.values()) == 2.0
