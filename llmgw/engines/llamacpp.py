@@ -165,7 +165,10 @@ FAILURES = (
     ),
     # Printed before "failed to load model", which is all that llama-server says in the end.
     Failure(
-        _line(r"(?:cuda|hip|musa)Malloc failed: out of memory|CUDA error: out of memory|ErrorOutOfDeviceMemory"),
+        _line(
+            r"(?:cuda|hip|musa)Malloc failed: out of memory|CUDA error: out of memory|ErrorOutOfDeviceMemory"
+            r"|(?:failed|unable) to allocate (?:CUDA|ROCm|MUSA|Vulkan|SYCL)\d+ buffer"
+        ),
         Cause.GPU_MEMORY,
         "give it more GPUs or a smaller context (--ctx-size), or keep layers in host memory (--n-gpu-layers)",
     ),
