@@ -35,7 +35,7 @@ def cluster_parser(program: str, purpose: str) -> argparse.ArgumentParser:
 
 
 def node_parser(program: str, purpose: str) -> argparse.ArgumentParser:
-    """`PROGRAM [FILE] [--server HOST:PORT] [--node-id ID] [--check]`; results are `file`, `server`, `node_id`, `check`."""
+    """`PROGRAM [FILE] [--server HOST:PORT] [--node-id ID] [--check]`; results are named like that, with `_`."""
     parser = _parser(program, purpose)
     parser.add_argument("file", metavar="node.toml", nargs="?", help="the configuration; not needed with --server")
     parser.add_argument("--server", metavar="HOST:PORT", help="llmgw-control's agent port, the setting `control`")
