@@ -20,6 +20,8 @@ log = structlog.get_logger()
 
 SERIES_MAX = 20_000
 """Of counters that routers report: models times codes fits in many times over; a router gone mad does not."""
+ROUTERS_MAX = 1000
+"""Whose last figures are kept: a router is remembered while it is away, since it goes on counting meanwhile."""
 SERIES_LETTERS_MAX = 512
 """Of one series with its labels."""
 
@@ -90,11 +92,10 @@ class RouterCounters:
             now[sample] = value
             grown = value - before.get(sample, 0.0)
             self.totals[sample] = self.totals.get(sample, 0.0) + (grown if grown >= 0 else value)
-        self._last[router] = now
-
-    def forget(self, router: str) -> None:
-        """The router is gone for good: what it has counted stays counted."""
         self._last.pop(router, None)
+        self._last[router] = now
+        if len(self._last) > ROUTERS_MAX:
+            del self._last[next(iter(self._last))]
 
     def _takes(self, sample: Sample) -> bool:
         if sample in self.totals:
@@ -122,7 +123,7 @@ class ControlMetrics(Collector):
         self.routers = RouterCounters()
         self._commands = Counter(
             "llmgw_commands_total",
-            "Commands to agents: accepted, refused, unanswered (the connection ended first) or unsent (not keeping up).",
+            "Commands to agents: accepted, refused, unanswered (its stream ended first) or unsent (not keeping up).",
             ["kind", "result"],
             registry=self._registry,
         )

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmgw.control.metrics import SERIES_MAX, ControlMetrics, Gauges, RouterCounters, Sample, parse_sample
+from llmgw.control.metrics import ROUTERS_MAX, SERIES_MAX, ControlMetrics, Gauges, RouterCounters, Sample, parse_sample
 
 REQUESTS = 'llmgw_router_requests_total{model="m",code="200"}'
 SAMPLE = Sample("llmgw_router_requests_total", (("code", "200"), ("model", "m")))
@@ -63,9 +63,18 @@ def test_a_router_that_starts_again_or_goes_never_makes_a_sum_fall() -> None:
     counters.observe("a", {REQUESTS: 5.0})
     counters.observe("a", {REQUESTS: 2.0})
     assert counters.totals == {SAMPLE: 7.0}
-    counters.forget("a")
-    counters.forget("never seen")
+    counters.observe("a", {})
     assert counters.totals == {SAMPLE: 7.0}
+
+
+def test_the_routers_that_are_remembered_are_bounded() -> None:
+    counters = RouterCounters()
+    for number in range(ROUTERS_MAX + 1):
+        counters.observe(f"r{number}", {REQUESTS: 1.0})
+    counters.observe("r1", {REQUESTS: 1.0})
+    assert counters.totals == {SAMPLE: ROUTERS_MAX + 1}
+    counters.observe("r0", {REQUESTS: 1.0})  # the oldest was forgotten, and counts as new
+    assert counters.totals == {SAMPLE: ROUTERS_MAX + 2}
 
 
 @pytest.mark.parametrize(
