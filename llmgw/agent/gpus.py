@@ -3,7 +3,7 @@
 `GpuReader.read` answers within a moment whatever the driver does: with the newest numbers, or with the last ones and
 what is wrong. Rules:
 
-1. At most one question is under way. It is given `ANSWER_PATIENCE_SECONDS` per `read`, and stays under way for the next.
+1. At most one question is under way. `read` waits `ANSWER_PATIENCE_SECONDS` for its answer, else leaves it to the next.
 2. No answer within `ANSWER_DEADLINE_SECONDS`: the helper is killed, or left behind where the kernel holds it in a call
    that cannot be killed. At most `LEFT_BEHIND_MAX` of those; then none is started until one has ended.
 3. After an error the next question goes to a fresh helper, later each time.
