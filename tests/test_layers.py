@@ -41,7 +41,7 @@ PURE = ("core", "wire", "config", "engines")
 
 IMPURE = {
     *("trio", "time", "random", "os", "logging", "subprocess", "structlog", "socket", "threading", "asyncio"),
-    *("multiprocessing", "select", "selectors", "signal", "secrets", "uuid", "tempfile", "shutil", "ssl", "sqlite3"),
+    *("multiprocessing", "select", "selectors", "secrets", "uuid", "tempfile", "shutil", "ssl", "sqlite3"),
 }
 """A clock, randomness, a file, a process or a connection: the pure packages take what these give as arguments."""
 
