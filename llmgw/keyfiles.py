@@ -1,4 +1,4 @@
-"""The keys of static endpoints, read from the files that `key_file` names. Control and a router alone both need them."""
+"""The keys of static endpoints, from the files that `key_file` names. Control and a router alone both need them."""
 
 from pathlib import Path
 
