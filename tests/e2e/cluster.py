@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 POLL_SECONDS = 0.05
 
 
-class Hung(AssertionError):
+class HungError(AssertionError):
     """A wait ran into its hang guard; says what was awaited and what was seen last."""
 
 
@@ -37,14 +37,14 @@ def free_port() -> int:
 
 
 def wait_until(what: str, seconds: float, condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition()`; `Hung` after `seconds`, with its last value."""
+    """The first true value of `condition()`; `HungError` after `seconds`, with its last value."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise Hung(f"waited {seconds:g} s for {what}; last seen: {value!r}")
+            raise HungError(f"waited {seconds:g} s for {what}; last seen: {value!r}")
         time.sleep(POLL_SECONDS)
 
 
@@ -240,8 +240,8 @@ ports = "{first}-{first + 9}"
 
         try:
             shards: list[dict[str, Any]] = wait_until(f"{count} ready replica(s) of {name}", seconds, look)
-        except Hung as hung:
-            raise Hung(f"{hung}\n{json.dumps(self.status(), indent=1)}\n{self.tails()}") from None
+        except HungError as hung:
+            raise HungError(f"{hung}\n{json.dumps(self.status(), indent=1)}\n{self.tails()}") from None
         return sorted(shards, key=lambda shard: str(shard["id"]))
 
     def tails(self) -> str:
