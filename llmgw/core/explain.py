@@ -5,7 +5,7 @@ import attrs
 
 @attrs.frozen
 class Refusal:
-    """One node that a rule refused."""
+    """One node that a rule refused. `str()`: `n3: gpu_memory: needs 40 GiB, most free 31.2 GiB on GPU-ab12`."""
 
     node: str
     rule: str
@@ -37,9 +37,16 @@ class Explanation:
 
 def grouped(refusals: tuple[Refusal, ...]) -> tuple[Reason, ...]:
     """Refusals with the same rule and words as one reason, in the order of their first node."""
-    raise AssertionError
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for refusal in refusals:
+        nodes.setdefault((refusal.rule, refusal.detail), []).append(refusal.node)
+    return tuple(Reason(rule, tuple(names), detail) for (rule, detail), names in nodes.items())
 
 
 def lines(explanation: Explanation) -> tuple[str, ...]:
     """The explanation for a person: the summary, a line for each node, the change."""
-    raise AssertionError
+    refused = [
+        str(Refusal(node, reason.rule, reason.detail)) for reason in explanation.reasons for node in reason.nodes
+    ]
+    change = (f"would help: {explanation.change}",) if explanation.change else ()
+    return (explanation.summary, *refused, *change)

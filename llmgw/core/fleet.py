@@ -10,8 +10,8 @@ One machine for all nodes. Input: an event and the time. Output: effects, in ord
    starts when control does, and time in which no event at all was applied, not even a tick, does not pass on it.
    A closed stream by itself changes nothing.
 4. After `unreachable_after_missed` heartbeats (each 1.2 intervals) a node is `unreachable`, after `lost_after` it is
-   `lost`. While control is recovering nobody becomes lost, and nodes that have not come back yet stay `syncing`: silence
-   counts meanwhile and acts after.
+   `lost`. While control is recovering nobody becomes lost, and nodes that have not come back yet stay `syncing`:
+   silence counts meanwhile and acts after.
 5. A heartbeat or a Register is the whole truth of a node and makes it `healthy` from any state.
 6. Goodbye(stopped): lost at once, nothing left there. Goodbye(kept): `unreachable` with that reason, and alive for
    as long as one of its engines answers.

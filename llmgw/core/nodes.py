@@ -1,4 +1,4 @@
-"""A node as control sees it, and the fleet at one moment: what decisions read. Only types; who changes them is `fleet`."""
+"""A node as control sees it, and the fleet at one moment: types only, what decisions read. `fleet` changes them."""
 
 import enum
 

@@ -1,13 +1,18 @@
-"""Where one shard can run: ordered rules that refuse with numbers, bookings, and the choice among what is left."""
+"""Where one shard can run: ordered rules that refuse with numbers, and the choice among the nodes that are left."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
+from llmgw.core.books import Books, NodeBooks
 from llmgw.core.catalog import Model, Strategy
 from llmgw.core.explain import Refusal
-from llmgw.core.fleet import FleetView
-from llmgw.core.replicas import Replicas
+from llmgw.core.hardware import Gpu
+from llmgw.core.nodes import Node, NodeState
+from llmgw.core.units import format_bytes
+
+UUID_SHOWN = 12
+"""Letters of a GPU's UUID in a message: `GPU-` and eight hex digits, enough to tell it from its neighbours."""
 
 
 @attrs.frozen
@@ -28,7 +33,19 @@ class Need:
     @classmethod
     def of(cls, model: Model) -> "Need":
         """What a shard of that model needs. The model has a profile."""
-        raise AssertionError
+        profile, placement = model.profile, model.placement
+        assert profile is not None
+        return cls(
+            model=model.name,
+            gpus=profile.gpus,
+            gpu_memory=profile.gpu_memory,
+            memory=profile.memory,
+            labels=placement.labels,
+            gpu=placement.gpu,
+            fabric=placement.fabric,
+            port=profile.port,
+            strategy=placement.strategy,
+        )
 
 
 @attrs.frozen
@@ -47,18 +64,218 @@ class Unplaceable:
     """Sorted by node."""
 
 
-class Books:
-    """Who holds what: GPUs, host memory, fixed ports, from the decision until `gone`. Made anew for each wake."""
-
-    def __init__(self, fleet: FleetView, replicas: Replicas) -> None:
-        raise AssertionError
-
-
 def place(
-    need: Need, fleet: FleetView, books: Books, *, refuse: Mapping[str, tuple[str, str]], prefer: str = ""
+    need: Need,
+    nodes: Mapping[str, Node],
+    books: Books,
+    *,
+    refuse: Mapping[str, tuple[str, str]],
+    prefer: str = "",
 ) -> Placed | Unplaceable:
     """The best node for it, or why there is none.
 
-    `refuse`: nodes that the caller rules out, with rule and detail. `prefer`: taken if it fits.
+    `refuse`: nodes that the caller rules out, with rule and detail. `prefer`: taken if it fits. Nothing is booked.
     """
-    raise AssertionError
+    refusals: list[Refusal] = []
+    best: tuple[tuple[object, ...], Placed] | None = None
+    for node in nodes.values():
+        booked = books.on(node.id)
+        refusal = _refusal(need, node, booked, refuse)
+        if refusal is not None:
+            refusals.append(refusal)
+            continue
+        gpus = _choose_gpus(need, node, booked)
+        rank = (node.id != prefer, *_SCORES[need.strategy](need, node, booked, gpus), node.id)
+        if best is None or rank < best[0]:
+            best = rank, Placed(node.id, tuple(gpu.uuid for gpu in gpus))
+    return best[1] if best is not None else Unplaceable(tuple(refusals))
+
+
+def _refusal(need: Need, node: Node, booked: NodeBooks, refuse: Mapping[str, tuple[str, str]]) -> Refusal | None:
+    for name, rule in NODE_RULES:
+        detail = rule(need, node, booked)
+        if detail is not None:
+            return Refusal(node.id, name, detail)
+    if node.id in refuse:
+        return Refusal(node.id, *refuse[node.id])
+    for name, rule in FIT_RULES:
+        detail = rule(need, node, booked)
+        if detail is not None:
+            return Refusal(node.id, name, detail)
+    return None
+
+
+# --- the rules: a reason with its numbers, or None --------------------------------------------------------------
+
+Rule = Callable[[Need, Node, NodeBooks], str | None]
+
+
+def _incompatible(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    return node.reason if node.state is NodeState.INCOMPATIBLE else None
+
+
+def _state(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    if node.state is not NodeState.HEALTHY:
+        return f"{node.state}, {node.reason}" if node.reason else node.state.value
+    return "its agent is reconnecting" if node.connection is None else None
+
+
+def _cordoned(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    return "an operator has cordoned it" if node.cordoned else None
+
+
+def _draining(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    return "an operator is draining it" if node.draining else None
+
+
+def _problem(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    """Of the node as a whole. (Its NVML stopped answering and engines were started blindly; its disk was full.)"""
+    return next((f"{problem.code}: {problem.detail}" for problem in node.problems if not problem.gpu), None)
+
+
+def _labels(need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    for key, value in need.labels.items():
+        if node.labels.get(key) != value:
+            has = f"has {key}={node.labels[key]}" if key in node.labels else f"has no {key}"
+            return f"needs {key}={value}, {has}"
+    return None
+
+
+def _fabric(need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    names = [fabric.name for fabric in node.hardware.fabrics]
+    if not need.fabric or need.fabric in names:
+        return None
+    return f"needs {need.fabric}, is on {', '.join(names) or 'none'}"
+
+
+def _gpu_name(need: Need, node: Node, _booked: NodeBooks) -> str | None:
+    if not need.gpu or len(_of_name(need, node)) >= need.gpus:
+        return None
+    counts: dict[str, int] = {}
+    for gpu in node.hardware.gpus:
+        counts[gpu.name] = counts.get(gpu.name, 0) + 1
+    has = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "no GPU"
+    return f"needs {need.gpus} x {need.gpu}, has {has}"
+
+
+def _gpu_count(need: Need, node: Node, booked: NodeBooks) -> str | None:
+    if not need.gpus:
+        return None
+    named = _of_name(need, node)
+    faulty = [gpu for gpu in named if _fault(node, gpu)]
+    sound = [gpu for gpu in named if not _fault(node, gpu)]
+    taken = [gpu for gpu in sound if not (booked.is_free(gpu) if need.gpu_memory is None else _shareable(gpu, booked))]
+    if len(sound) - len(taken) >= need.gpus:
+        return None
+    facts = [f"{len(taken)} in use"] if taken else []
+    facts += [f"{_short(gpu)} has a problem ({_fault(node, gpu)})" for gpu in faulty]
+    aside = f": {', '.join(facts)}" if facts else ""
+    return f"needs {need.gpus}, {len(sound) - len(taken)} free of {len(named)}{aside}"
+
+
+def _gpu_memory(need: Need, node: Node, booked: NodeBooks) -> str | None:
+    if not need.gpus or need.gpu_memory is None:
+        return None
+    usable = [gpu for gpu in _of_name(need, node) if not _fault(node, gpu) and _shareable(gpu, booked)]
+    fitting = sum(booked.free_bytes(gpu) >= need.gpu_memory for gpu in usable)
+    if fitting >= need.gpus:
+        return None
+    rest = [gpu for gpu in usable if booked.free_bytes(gpu) < need.gpu_memory]
+    most = max(rest, key=booked.free_bytes)
+    each = f" on each of {need.gpus} GPUs, {fitting} has it" if need.gpus > 1 else ""
+    return (
+        f"needs {format_bytes(need.gpu_memory)}{each}, most free {format_bytes(booked.free_bytes(most))} "
+        f"on {_short(most)}"
+    )
+
+
+def _host_memory(need: Need, node: Node, booked: NodeBooks) -> str | None:
+    wanted = need.memory
+    if need.gpu_memory is not None and need.gpus:
+        # An integrated GPU has no memory of its own: what is booked on it is the host's.
+        wanted += sum(need.gpu_memory for gpu in _choose_gpus(need, node, booked) if gpu.memory_unified)
+    total = node.hardware.memory_total_bytes
+    if not wanted or wanted <= total - booked.memory:
+        return None
+    return f"needs {format_bytes(wanted)}, {format_bytes(max(0, total - booked.memory))} free of {format_bytes(total)}"
+
+
+def _port(need: Need, _node: Node, booked: NodeBooks) -> str | None:
+    if need.port is None or need.port not in booked.ports:
+        return None
+    return f"needs {need.port}, {booked.ports[need.port]} has it"
+
+
+NODE_RULES: tuple[tuple[str, Rule], ...] = (
+    ("incompatible", _incompatible),
+    ("state", _state),
+    ("cordoned", _cordoned),
+    ("draining", _draining),
+    ("problem", _problem),
+)
+"""What is wrong with the node. Asked first, since nothing else can be believed of a node that is away."""
+
+FIT_RULES: tuple[tuple[str, Rule], ...] = (
+    ("labels", _labels),
+    ("fabric", _fabric),
+    ("gpu", _gpu_name),
+    ("gpus", _gpu_count),
+    ("gpu_memory", _gpu_memory),
+    ("memory", _host_memory),
+    ("port", _port),
+)
+"""What the node is, then what is left of it: the first that refuses is shown, so the most lasting one."""
+
+
+# --- the choice -------------------------------------------------------------------------------------------------
+
+
+def _pack(need: Need, node: Node, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
+    """The tightest fit, so that large holes stay: on the fullest GPU, the node with fewest free ones, the busiest."""
+    left = sum(booked.free_bytes(gpu) for gpu in gpus) if need.gpu_memory is not None else 0
+    return left, _free_gpus(node, booked), -booked.launches
+
+
+def _spread(need: Need, node: Node, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
+    """Away from its like first, so that one machine's end takes the fewest replicas; then where most is free."""
+    left = sum(booked.free_bytes(gpu) for gpu in gpus) if need.gpu_memory is not None else 0
+    return booked.models.get(need.model, 0), -left, -_free_gpus(node, booked), booked.launches
+
+
+_SCORES = {Strategy.PACK: _pack, Strategy.SPREAD: _spread}
+
+
+def _choose_gpus(need: Need, node: Node, booked: NodeBooks) -> tuple[Gpu, ...]:
+    if not need.gpus:
+        return ()
+    usable = [gpu for gpu in _of_name(need, node) if not _fault(node, gpu)]
+    if need.gpu_memory is None:
+        return tuple(gpu for gpu in usable if booked.is_free(gpu))[: need.gpus]
+    fitting = [gpu for gpu in usable if _shareable(gpu, booked) and booked.free_bytes(gpu) >= need.gpu_memory]
+    # Sorting is stable: among equals the order of the inventory holds.
+    fitting.sort(key=booked.free_bytes, reverse=need.strategy is Strategy.SPREAD)
+    return tuple(fitting[: need.gpus])
+
+
+def _of_name(need: Need, node: Node) -> tuple[Gpu, ...]:
+    wanted = need.gpu.casefold()
+    return tuple(gpu for gpu in node.hardware.gpus if wanted in gpu.name.casefold()) if wanted else node.hardware.gpus
+
+
+def _fault(node: Node, gpu: Gpu) -> str:
+    """Why nothing may be placed on that GPU; empty: it is sound."""
+    if gpu.problems:
+        return gpu.problems[0]
+    return next((problem.code for problem in node.problems if problem.gpu == gpu.uuid), "") if node.problems else ""
+
+
+def _shareable(gpu: Gpu, booked: NodeBooks) -> bool:
+    return gpu.uuid not in booked.whole
+
+
+def _free_gpus(node: Node, booked: NodeBooks) -> int:
+    return sum(booked.is_free(gpu) for gpu in node.hardware.gpus)
+
+
+def _short(gpu: Gpu) -> str:
+    return gpu.uuid[:UUID_SHOWN]

@@ -26,6 +26,8 @@ class Drain:
     reason: str
     until: float
     """Wall clock."""
+    seconds: float = 60.0
+    """How long it was given: a clock that is set back must not stretch it."""
 
 
 @attrs.frozen
@@ -68,6 +70,8 @@ class Failure:
     at: float
     node: str
     error: str = ""
+    spec_hash: str = ""
+    """Of the launch: another profile starts with a clean slate."""
 
 
 @attrs.frozen
@@ -158,4 +162,9 @@ class ReplicaView:
 
 def retried(replicas: Replicas, model: str) -> Replicas:
     """Take back halts, failures and waiting of a model: an operator says that it is worth another try."""
-    raise AssertionError
+    by_id = {
+        id_: attrs.evolve(replica, failures=(), retry_at=0.0) if replica.model == model else replica
+        for id_, replica in replicas.by_id.items()
+    }
+    halts = {name: halt for name, halt in replicas.halts.items() if name != model}
+    return attrs.evolve(replicas, by_id=by_id, halts=halts)
