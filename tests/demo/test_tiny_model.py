@@ -21,6 +21,11 @@ from llmgw.demo.tiny_model import (
     write_tiny_model,
 )
 
+ALPHABET = byte_alphabet()
+BYTES = {character: byte for byte, character in enumerate(ALPHABET)}
+TOKENS = Vocabulary.build().tokens
+IDS = {token: number for number, token in enumerate(TOKENS)}
+
 SMALL = Shape(layers=1, hidden=32, context=64)
 
 
@@ -93,10 +98,8 @@ def test_every_byte_is_a_token_and_every_merge_builds_one() -> None:
 
 @given(st.text(max_size=40))
 def test_any_text_can_be_encoded_and_comes_back(text: str) -> None:
-    alphabet = byte_alphabet()
-    tokens = Vocabulary.build().tokens
-    ids = [tokens.index(alphabet[byte]) for byte in text.encode()]
-    assert bytes(alphabet.index(tokens[number]) for number in ids).decode() == text
+    ids = [IDS[ALPHABET[byte]] for byte in text.encode()]
+    assert bytes(BYTES[TOKENS[number]] for number in ids).decode() == text
 
 
 def test_words_and_punctuation_are_what_is_spoken() -> None:
