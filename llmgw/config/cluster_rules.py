@@ -16,7 +16,6 @@ from llmgw.config.schema import ClusterConfig
 from llmgw.config.unknown import nearest
 from llmgw.core.address import Address, is_loopback
 from llmgw.core.catalog import Model, Profile, Secret
-from llmgw.core.units import format_seconds
 from llmgw.strict import Step
 
 Path = tuple[Step, ...]
@@ -80,7 +79,7 @@ def more_than_nothing(facts: Facts) -> Iterator[Finding]:
             timers.append(((*path, "profile", "start_deadline"), model.profile.start_deadline))
     for path, seconds in timers:
         if seconds <= 0:
-            yield Finding(path, "expected a duration of more than 0", format_seconds(seconds))
+            yield Finding(path, "expected a duration of more than 0", _seconds(seconds))
     if router.body_max <= 0:
         yield Finding(("router", "body_max"), "expected a size of more than 0", router.body_max)
 
@@ -107,8 +106,8 @@ def unreachable_before_lost(facts: Facts) -> Iterator[Finding]:
     if unreachable >= control.lost_after:
         yield Finding(
             ("control", "lost_after"),
-            f"expected more than heartbeat x {MISSED_SLACK} x unreachable_after_missed = {format_seconds(unreachable)}",
-            format_seconds(control.lost_after),
+            f"expected more than heartbeat x {MISSED_SLACK} x unreachable_after_missed = {_seconds(unreachable)}",
+            _seconds(control.lost_after),
             others=(("control", "heartbeat"), ("control", "unreachable_after_missed")),
         )
 
@@ -121,8 +120,8 @@ def replace_not_before_lost(facts: Facts) -> Iterator[Finding]:
         if key in facts.given and model.replace_after is not None and model.replace_after < lost_after:
             yield Finding(
                 key,
-                f"expected at least [control] lost_after = {format_seconds(lost_after)}",
-                format_seconds(model.replace_after),
+                f"expected at least [control] lost_after = {_seconds(lost_after)}",
+                _seconds(model.replace_after),
                 others=(("control", "lost_after"),),
             )
 
@@ -136,8 +135,8 @@ def grace_within_drain(facts: Facts) -> Iterator[Finding]:
         if model.profile.stop_grace > model.drain_deadline:
             yield Finding(
                 grace,
-                f"expected at most drain_deadline = {format_seconds(model.drain_deadline)}",
-                format_seconds(model.profile.stop_grace),
+                f"expected at most drain_deadline = {_seconds(model.drain_deadline)}",
+                _seconds(model.profile.stop_grace),
                 others=(drain,),
             )
 
@@ -148,8 +147,8 @@ def connect_before_first_byte(facts: Facts) -> Iterator[Finding]:
     if router.connect_timeout > router.first_byte_timeout:
         yield Finding(
             ("router", "connect_timeout"),
-            f"expected at most first_byte_timeout = {format_seconds(router.first_byte_timeout)}",
-            format_seconds(router.connect_timeout),
+            f"expected at most first_byte_timeout = {_seconds(router.first_byte_timeout)}",
+            _seconds(router.connect_timeout),
             others=(("router", "first_byte_timeout"),),
         )
 
@@ -295,6 +294,11 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     endpoints_are_urls,
     keys_are_hashes,
 )
+
+
+def _seconds(duration: float) -> str:
+    """As it can be written in the file."""
+    return f"{duration:g}s"
 
 
 def _models(facts: Facts) -> Iterator[tuple[Path, Model]]:

@@ -123,6 +123,10 @@ class _Merged:
     def origins(self) -> dict[str, str]:
         return {dotted(path): self.origin(path) for path, value in _paths(self.data, ()) if not isinstance(value, dict)}
 
+    def line(self, origin: str, path: tuple[Step, ...]) -> int:
+        """Where in the file it is; before all lines what is not from the file."""
+        return (line_of(self.lines, path) or 0) if origin.startswith(self.source.name) else 0
+
     def origin(self, path: tuple[Step, ...]) -> str:
         for length in range(len(path), 0, -1):
             if (name := self.overridden.get(path[:length])) is not None:
@@ -182,7 +186,7 @@ def _read(cls: type[C], data: dict[str, Any], merged: _Merged, rules: Callable[[
         if not any(_touches(path, finding) for path in wrong):
             found.append((merged.origin(finding.path), finding))
     if found:
-        found.sort(key=lambda item: line_of(merged.lines, item[1].path) or 0)
+        found.sort(key=lambda item: merged.line(item[0], item[1].path))
         raise ConfigError(tuple(finding.mistake(origin) for origin, finding in found))
     return reading.config
 

@@ -41,7 +41,7 @@ def address_can_be_reached(config: NodeConfig) -> Iterator[Finding]:
     except ValueError:
         unspecified = False
         try:
-            named = parse_address(host, default_port=1) == parse_address(f"{host}:1")
+            named = parse_address(host, default_port=1).host == host
         except ValueError:
             named = False
         if not named:

@@ -7,6 +7,7 @@ rules that compare settings still run over what is right.
 import copy
 import typing
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,6 +81,7 @@ def read(cls: type[C], data: dict[str, Any], base: Path) -> Reading[C]:
     raise InvariantBroken(f"{cls.__name__} could not be read in {ROUNDS_MAX} rounds: {findings}")
 
 
+@lru_cache(maxsize=4)  # building one takes longer than reading a file
 def _converter(base: Path) -> cattrs.Converter:
     converter = make_converter(detailed=True, forbid_extra_keys=True)
     converter.register_structure_hook(PortRange, _hook(values.ports))
