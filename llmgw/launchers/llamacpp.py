@@ -49,6 +49,8 @@ def start_server(settings: Settings) -> Any:
         apply_settings(settings, params, xllamacpp)
     except (OverflowError, TypeError, ValueError) as error:
         fail(f"a value does not fit: {error}")
+    except AttributeError as error:
+        fail(f"this version of xllamacpp is too old for that: {error}; install a newer one")
     try:
         return xllamacpp.Server(params)
     except RuntimeError as error:
