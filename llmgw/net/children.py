@@ -25,6 +25,7 @@ import attrs
 import structlog
 import trio
 
+from llmgw.core.backoff import Backoff
 from llmgw.net.listening import listens_on
 
 log = structlog.get_logger()
@@ -90,14 +91,13 @@ class _Workers:
                     nursery.start_soon(self.keep, index, nursery)
 
     async def keep(self, index: int, nursery: trio.Nursery) -> None:
-        pause = RESTART_PAUSE_SECONDS
+        pause = Backoff(self.rng, RESTART_PAUSE_SECONDS, RESTART_PAUSE_SECONDS_MAX)
         while True:
             started = trio.current_time()
             await self.run_one(index, nursery)
             if trio.current_time() - started >= STEADY_SECONDS:
-                pause = RESTART_PAUSE_SECONDS
-            await trio.sleep(pause * self.rng.uniform(0.5, 1.0))
-            pause = min(pause * 2, RESTART_PAUSE_SECONDS_MAX)
+                pause.reset()
+            await trio.sleep(pause.next_seconds())
 
     async def run_one(self, index: int, nursery: trio.Nursery) -> None:
         """Start a worker and serve it until it has died, or `serve` has ended and it is leaving."""

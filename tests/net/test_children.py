@@ -17,7 +17,15 @@ import pytest
 import trio
 
 from llmgw.core.address import Address
-from llmgw.net.children import boot_id, end_recorded_workers, run_workers, start_time
+from llmgw.core.backoff import Backoff
+from llmgw.net.children import (
+    RESTART_PAUSE_SECONDS,
+    RESTART_PAUSE_SECONDS_MAX,
+    boot_id,
+    end_recorded_workers,
+    run_workers,
+    start_time,
+)
 from llmgw.net.listening import bind, bound_address
 
 HANG_GUARD_SECONDS = 20
@@ -154,9 +162,10 @@ async def test_workers_that_die_young_are_restarted_with_growing_pauses(run: Any
         while len(workers.starts) < 4:  # noqa: ASYNC110
             await trio.sleep(0.01)
     first, second, third, fourth = workers.starts[:4]
-    assert second - first >= 0.05
-    assert third - second >= 0.1
-    assert fourth - third >= 0.2
+    pause = Backoff(random.Random(1), RESTART_PAUSE_SECONDS, RESTART_PAUSE_SECONDS_MAX)
+    assert second - first >= pause.next_seconds()
+    assert third - second >= pause.next_seconds()
+    assert fourth - third >= pause.next_seconds()
 
 
 # --- leftovers of a dead parent -------------------------------------------------------------------------------
