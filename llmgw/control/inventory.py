@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from llmgw.control.commands import Commands, Link, Links
+from llmgw.control.metrics import HeartbeatLag
 from llmgw.control.store import Store, StoreError
 from llmgw.core.fleet import TICK_SECONDS, Fleet, apply
 from llmgw.core.fleet_events import (
@@ -72,8 +73,7 @@ class Inventory:
     links: Links
     commands: Commands
     store: Store
-    heartbeat_handled: Callable[[int, float], None]
-    """(connection, now): for the metric of their lag."""
+    lag: HeartbeatLag
     answered: Callable[[], None]
     """Wakes the reconciler: a command was settled or its stream has ended."""
     latest: Latest[FleetView] = attrs.field(
@@ -114,13 +114,18 @@ class Inventory:
             case Disconnected():
                 self._apply(item, now)
                 self.commands.connection_ended(item.connection, item.node)
+                self.lag.ended(item.connection)
                 self.answered()
             case StatusIn():
                 self._apply(item, now)
-                self._link(item.connection, lambda link: link.acknowledge(item.number))
+                node = self.fleet.nodes.get(item.node)
+                if node is not None and node.connection == item.connection:
+                    # What came on a stream that is superseded was not handled, and is sent again on the new one.
+                    number = self.fleet.pulses[node.id].status_acked
+                    self._link(item.connection, lambda link: link.acknowledge(number))
             case HeartbeatIn():
                 self._apply(item, now)
-                self.heartbeat_handled(item.connection, now)
+                self.lag.heartbeat(item.connection, now)
             case _:
                 self._apply(item, now)
 

@@ -32,6 +32,9 @@ COUNTER_SUFFIX = "_total"
 LAG_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """A heartbeat that comes 4 s late at the interval of 2 s was missed once; at 180 s the node is lost."""
 
+HEARTBEAT_JITTER = 0.2
+"""Of the interval, by which agents spread their heartbeats."""
+
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*)\})?')
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
@@ -112,6 +115,27 @@ class RouterCounters:
             self._full_said = True
             log.warning("routers report more series than fit", series_max=SERIES_MAX, dropped=sample.name)
         return False
+
+
+@attrs.define
+class HeartbeatLag:
+    """How late heartbeats are: against the interval that agents are told, with the jitter that they are allowed."""
+
+    observe: Callable[[float], None]
+    interval_seconds: Callable[[], float]
+    _last: dict[int, float] = attrs.field(factory=dict)
+    """By connection."""
+
+    def heartbeat(self, connection: int, now: float) -> None:
+        """One was handled. The first of a connection is late for nothing."""
+        before = self._last.get(connection)
+        self._last[connection] = now
+        if before is not None:
+            self.observe(now - before - self.interval_seconds() * (1 + HEARTBEAT_JITTER))
+
+    def ended(self, connection: int) -> None:
+        """The connection is over."""
+        self._last.pop(connection, None)
 
 
 class ControlMetrics(Collector):

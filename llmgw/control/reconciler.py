@@ -73,14 +73,15 @@ class Reconciler:
     _plan: Plan | None = None
     _save_after: float = 0.0
 
-    async def run(self, fleet_changes: trio.MemoryReceiveChannel[None]) -> NoReturn:
-        """Look, decide, write, send, for ever."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.wake.follow, fleet_changes)
-            while True:
-                wait = self.look(trio.current_time())
-                await trio.sleep(SPACING_SECONDS)
-                await self.wake.wait(wait)
+    async def run(self, fleet: Latest[FleetView]) -> NoReturn:
+        """Look, decide, write, send, for ever; also whenever `fleet` changes."""
+        with fleet.subscribe() as changes:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.wake.follow, changes)
+                while True:
+                    wait = self.look(trio.current_time())
+                    await trio.sleep(SPACING_SECONDS)
+                    await self.wake.wait(wait)
         raise AssertionError("unreachable: it ends by cancellation")
 
     def look(self, now: float) -> float:
