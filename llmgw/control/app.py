@@ -1,15 +1,20 @@
 """All of control's actors, wired on one page.
 
-                       arrivals
-                          |
-                      Listener ---- one task per connection --------------------+
-                          | agents                                      routers |
-                          v  (may block)                                        v
-    prober ---------> Inventory ---Latest[FleetView]---> Publisher <----- followers
-                       |     ^ \\                          ^      |
-             (nowait)  v     |  \\--wake--> Reconciler -----+      |
-                     Links <-----commands-----+  Latest[Decided]  |
-                                              ^-------wake--------+
+    arrivals (sockets, socketpairs, or memory in tests)
+        |
+    Listener, a task per connection
+        |- agent:  serve_node     --may block-->  Inventory: the only writer of the fleet
+        |- router: serve_follower <-> Publisher
+    prober (engines without an agent) --may block--> Inventory
+
+    Inventory  --Latest[FleetView]-->  Reconciler, Publisher, prober, status
+               --nowait-->  Links (answers of the connections of agents)
+               --ring-->  Reconciler (a command was answered)
+    Reconciler: the only writer of the replicas
+               --nowait-->  Links (commands)
+               --Latest[Decided]-->  Publisher, status
+    Publisher  --Latest[Published]-->  followers, status
+               --ring-->  Reconciler (routers have moved on)
 
 Arrows into the inventory may wait; none out of it can. Time is Trio's; everything else that comes from outside is an
 argument of `run_control`, so that the same code runs over memory streams and on a clock that jumps.
@@ -27,12 +32,13 @@ from llmgw.config.schema import ClusterConfig
 from llmgw.control.commands import Commands, Links
 from llmgw.control.inventory import CHANNEL_MAX, Input, Inventory
 from llmgw.control.listener import Arrivals, Listener
-from llmgw.control.metrics import ControlMetrics, Gauges, HeartbeatLag
+from llmgw.control.metrics import ControlMetrics, HeartbeatLag
 from llmgw.control.prober import Connect, probe_kept_nodes
 from llmgw.control.reconciler import Decided, Reconciler
 from llmgw.control.routes import Publisher
 from llmgw.control.status import Scene, control_status, gauges, status
 from llmgw.control.store import Store, StoreError
+from llmgw.control.wake import Wake
 from llmgw.core import statusdoc as doc
 from llmgw.core.fleet import Fleet, FleetSettings
 from llmgw.engines import ENGINES
@@ -68,11 +74,7 @@ class Control:
 
     def metrics(self) -> bytes:
         """In the text format of Prometheus."""
-        return self.collector.text()
-
-    def gauges(self) -> Gauges:
-        """What is counted at a scrape."""
-        return gauges(self.scene())
+        return self.collector.text(gauges(self.scene()))
 
     def scene(self) -> Scene:
         """Everything that is shown, now."""
@@ -138,8 +140,8 @@ def wire_up(
         recover_for=config.control.recover_for,
     )
     fleet = Fleet(settings, now, stored.memory, stored.nodes)
-    # The metrics are read from the control that holds them: the only circle here, closed by a late look.
-    collector = ControlMetrics(lambda: control.gauges())
+    collector = ControlMetrics()
+    wake = Wake()
     commands = Commands(collector.count_command)
     decided = Latest(Decided(stored.replicas))
     inventory = Inventory(
@@ -148,7 +150,7 @@ def wire_up(
         commands=commands,
         store=store,
         lag=HeartbeatLag(collector.observe_heartbeat, fleet.heartbeat_interval_seconds),
-        answered=lambda: reconciler.wake.ring(),
+        answered=wake.ring,
     )
     publisher = Publisher(
         incarnation=incarnation,
@@ -159,19 +161,20 @@ def wire_up(
         fleet=inventory.latest,
         decided=decided,
         counters=collector.routers,
-        moved=lambda: reconciler.wake.ring(),
+        moved=wake.ring,
     )
     reconciler = Reconciler(
         catalog=config.catalog,
         served_names=served_names(config),
         fleet=inventory.view,
-        routers=lambda: publisher.routers(trio.current_time()),
+        routers=publisher.routers,
         links=links,
         commands=commands,
         store=store,
         wall_clock=wall_clock,
         rng=rng,
         latest=decided,
+        wake=wake,
     )
     listener = Listener(inventory, send_inputs, links, publisher, incarnation)
     control = Control(config, incarnation, now, store, commands, inventory, reconciler, publisher, collector)

@@ -139,10 +139,10 @@ class HeartbeatLag:
 
 
 class ControlMetrics(Collector):
-    """Everything under `/metrics`. `gauges` is called at each scrape and must not block."""
+    """Everything under `/metrics`."""
 
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
-        self._gauges = gauges
+    def __init__(self) -> None:
+        self._gauges = Gauges()
         self._registry = CollectorRegistry()
         self.routers = RouterCounters()
         self._commands = Counter(
@@ -167,8 +167,9 @@ class ControlMetrics(Collector):
         """A heartbeat was handled, that much later than expected."""
         self._lag.observe(max(0.0, lag_seconds))
 
-    def text(self) -> bytes:
+    def text(self, gauges: Gauges) -> bytes:
         """The text format of Prometheus."""
+        self._gauges = gauges
         text: bytes = generate_latest(self._registry)
         return text
 
@@ -178,7 +179,7 @@ class ControlMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, and the routers' counters."""
-        gauges = self._gauges()
+        gauges = self._gauges
         nodes = GaugeMetricFamily("llmgw_nodes", "Nodes by state.", labels=["state"])
         for state, number in gauges.nodes.items():
             nodes.add_metric([state], number)

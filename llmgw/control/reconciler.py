@@ -65,7 +65,8 @@ class Reconciler:
     rng: random.Random
     latest: Latest[Decided]
     """Begins with the replicas of the store."""
-    wake: Wake = attrs.field(factory=Wake)
+    wake: Wake
+    """Rung by whoever has news for it."""
     fired: dict[str, int] = attrs.field(factory=dict)
     """How often each rule has decided since the start."""
     trouble: str = ""

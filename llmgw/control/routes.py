@@ -164,8 +164,9 @@ class Publisher:
         if self._matters(follower) != before:
             self.moved()
 
-    def routers(self, now: float) -> Routers:
+    def routers(self) -> Routers:
         """What the reconciler looks at."""
+        now = trio.current_time()
         live = [follower for follower in self.followers.values() if follower.live(now)]
         return Routers(tuple(self._seen(follower) for follower in live), self.latest.value.withdrawn)
 

@@ -3,29 +3,38 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmgw.control.metrics import ROUTERS_MAX, SERIES_MAX, ControlMetrics, Gauges, RouterCounters, Sample, parse_sample
+from llmgw.control.metrics import (
+    ROUTERS_MAX,
+    SERIES_MAX,
+    ControlMetrics,
+    Gauges,
+    HeartbeatLag,
+    RouterCounters,
+    Sample,
+    parse_sample,
+)
 
 REQUESTS = 'llmgw_router_requests_total{model="m",code="200"}'
 SAMPLE = Sample("llmgw_router_requests_total", (("code", "200"), ("model", "m")))
 
 
-def scraped(subject: ControlMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def scraped(subject: ControlMetrics, gauges: Gauges) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of an answer that a Prometheus can parse."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(subject.text().decode())
+        for family in text_string_to_metric_families(subject.text(gauges).decode())
         for sample in family.samples
     }
 
 
 def test_the_names_of_the_first_hour() -> None:
-    subject = ControlMetrics(lambda: Gauges({"healthy": 2, "lost": 0}, {("m", "ready"): 3}, {("m", "m/0"): 4}))
+    subject = ControlMetrics()
     subject.count_command("start", "accepted")
     subject.count_command("start", "accepted")
     subject.observe_heartbeat(0.3)
     subject.observe_heartbeat(-1.0)
     subject.routers.observe("r", {REQUESTS: 5.0})
-    found = scraped(subject)
+    found = scraped(subject, Gauges({"healthy": 2, "lost": 0}, {("m", "ready"): 3}, {("m", "m/0"): 4}))
     assert found["llmgw_nodes", (("state", "healthy"),)] == 2
     assert found["llmgw_nodes", (("state", "lost"),)] == 0
     assert found["llmgw_replicas", (("model", "m"), ("state", "ready"))] == 3
@@ -36,18 +45,29 @@ def test_the_names_of_the_first_hour() -> None:
     assert found["llmgw_router_requests_total", (("code", "200"), ("model", "m"))] == 5
 
 
-def test_a_gauge_is_read_anew_at_each_scrape() -> None:
-    nodes = {"healthy": 1}
-    subject = ControlMetrics(lambda: Gauges(nodes))
-    assert scraped(subject)["llmgw_nodes", (("state", "healthy"),)] == 1
-    nodes["healthy"] = 7
-    assert scraped(subject)["llmgw_nodes", (("state", "healthy"),)] == 7
+def test_a_gauge_is_what_it_is_at_the_scrape() -> None:
+    subject = ControlMetrics()
+    assert scraped(subject, Gauges({"healthy": 1}))["llmgw_nodes", (("state", "healthy"),)] == 1
+    assert scraped(subject, Gauges({"healthy": 7}))["llmgw_nodes", (("state", "healthy"),)] == 7
+    assert ("llmgw_nodes", (("state", "healthy"),)) not in scraped(subject, Gauges())
 
 
 def test_names_from_anywhere_are_escaped() -> None:
     name = 'a"b\\c\nd'
-    subject = ControlMetrics(lambda: Gauges(replicas={(name, "ready"): 1}))
-    assert scraped(subject)["llmgw_replicas", (("model", name), ("state", "ready"))] == 1
+    found = scraped(ControlMetrics(), Gauges(replicas={(name, "ready"): 1}))
+    assert found["llmgw_replicas", (("model", name), ("state", "ready"))] == 1
+
+
+def test_the_lag_of_heartbeats_is_beyond_the_interval_and_its_jitter() -> None:
+    seen: list[float] = []
+    lag = HeartbeatLag(seen.append, lambda: 2.0)
+    for now in (10.0, 12.0, 15.4):
+        lag.heartbeat(1, now)
+    lag.heartbeat(2, 99.0)
+    lag.ended(1)
+    lag.ended(7)
+    lag.heartbeat(1, 100.0)
+    assert seen == pytest.approx([-0.4, 1.0])
 
 
 def test_counters_of_routers_are_summed() -> None:
