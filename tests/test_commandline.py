@@ -31,6 +31,8 @@ gpu_memroy = 40
 endpoints = [{ url = "http://127.0.0.1:9000" }]
 """
 
+HOME = {"HOME": "/home/u"}
+
 
 def ended(load: Callable[[], Any], *, check: bool) -> int:
     """The exit code that `settle` ends with."""
@@ -48,7 +50,7 @@ def test_f04_start_and_check_give_the_same_list(tmp_path: Path, capsys: pytest.C
     file.write_text(F04)
     lists = []
     for check in (False, True):
-        assert ended(lambda: read_cluster(str(file), {}), check=check) == EXIT_CONFIG
+        assert ended(lambda: read_cluster(str(file), HOME), check=check) == EXIT_CONFIG
         captured = capsys.readouterr()
         assert captured.out == ""
         lists.append(captured.err)
@@ -74,7 +76,7 @@ def test_f04_start_and_check_give_the_same_list(tmp_path: Path, capsys: pytest.C
 def test_a_right_file_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("")
-    environ = {"LLMGW_NODE_ID": "x"}
+    environ = {**HOME, "LLMGW_NODE_ID": "x"}
     assert ended(lambda: read_cluster(str(file), environ), check=True) == 0
     captured = capsys.readouterr()
     assert captured.out == "ok\n"
@@ -86,7 +88,7 @@ def test_a_right_file_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_nothing_of_the_file_reaches_the_terminal_raw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text('"\\u001b[31mred\\nline" = 1\n')
-    assert ended(lambda: read_cluster(str(file), {}), check=True) == EXIT_CONFIG
+    assert ended(lambda: read_cluster(str(file), HOME), check=True) == EXIT_CONFIG
     err = capsys.readouterr().err
     assert "\x1b" not in err
     assert len(err.splitlines()) == 2
@@ -125,7 +127,7 @@ def test_paths_are_relative_to_the_folder_of_a_link(tmp_path: Path) -> None:
     (tmp_path / "real/cluster.toml").write_text('state_dir = "state"\n')
     link = tmp_path / "cluster.toml"
     link.symlink_to("real/cluster.toml")
-    assert read_cluster(str(link), {}).config.state_dir == tmp_path / "state"
+    assert read_cluster(str(link), HOME).config.state_dir == tmp_path / "state"
 
 
 def test_an_agent_with_no_file() -> None:
@@ -138,15 +140,14 @@ def test_an_agent_with_no_file() -> None:
 
 
 def test_an_agent_is_named_after_its_host() -> None:
-    assert read_node(None, {"HOME": "/home/u"}, server="head").config.node_id == os.uname().nodename
+    assert read_node(None, HOME, server="head").config.node_id == os.uname().nodename
 
 
 def test_where_state_is_kept() -> None:
-    home = {"HOME": "/home/u"}
-    assert state_base(home, root=True) == Path("/var/lib/llmgw")
-    assert state_base(home, root=False) == Path("/home/u/.local/state/llmgw")
-    assert state_base({**home, "XDG_STATE_HOME": "/s"}, root=False) == Path("/s/llmgw")
-    assert state_base({**home, "XDG_STATE_HOME": "s"}, root=False) == Path("/home/u/.local/state/llmgw")
+    assert state_base(HOME, root=True) == Path("/var/lib/llmgw")
+    assert state_base(HOME, root=False) == Path("/home/u/.local/state/llmgw")
+    assert state_base({**HOME, "XDG_STATE_HOME": "/s"}, root=False) == Path("/s/llmgw")
+    assert state_base({**HOME, "XDG_STATE_HOME": "s"}, root=False) == Path("/home/u/.local/state/llmgw")
     assert state_base({}, root=False) is None
 
 
