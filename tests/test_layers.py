@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Part -> what it may import besides itself. Siblings are not in each other's rows, and actors import no actor."""
 
-MAIN_ONLY = {"commandline"}
-"""Top-level modules that only a `main` may use: they end the process."""
+MAIN_ONLY = {"commandline", "keyfiles"}
+"""Top-level modules that only a `main` may use: they read what the operator wrote, and a mistake ends the process."""
 
 ACTORS = ("control", "agent", "router")
 PURE = ("core", "wire", "config", "engines")
