@@ -78,3 +78,18 @@ def test_every_setting_in_force_is_explained(name: str) -> None:
         if setting.table is None and not mentioned(setting)
     }
     assert {path for path in unmentioned if not path.startswith(tuple(NOT_IN_FORCE))} <= UNSAID
+
+
+def test_every_setting_in_force_is_read() -> None:
+    """A setting that is accepted and that no part ever looks at is not in force: its row belongs into the table."""
+    outside = [path for path in (ROOT / "llmgw").rglob("*.py") if "config" not in path.parts]
+    source = "\n".join(path.read_text() for path in outside)
+    judged_in_config = {"insecure"}
+    unread = {
+        ".".join(setting.path)
+        for config in FILES.values()
+        for setting in settings_of(config)
+        if setting.table is None and not re.search(rf"\.{setting.key}\b", source)
+    }
+    refused = tuple(NOT_IN_FORCE)
+    assert not {path for path in unread if not path.startswith(refused) and path.split(".")[-1] not in judged_in_config}
