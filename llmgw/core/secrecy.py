@@ -6,7 +6,7 @@ SECRET_WORDS = frozenset(
     {"key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "authorization"}
     | {"credential", "credentials", "cookie"}
 )
-"""A name is that of a secret when its last word is one of these: `HF_TOKEN`, `x-api-key`; not `key_file`, `max_tokens`."""
+"""The last word of a secret's name is one of these: `HF_TOKEN`, `x-api-key`; not `key_file`, `max_tokens`."""
 
 REDACTED = "***"
 """What is shown in place of a secret."""
