@@ -76,5 +76,5 @@ class EngineError(LlmgwError):
     """An engine process (or what stands in its place) failed; says what it did and showed last."""
 
 
-class InvariantBroken(LlmgwError):
+class InvariantBroken(LlmgwError):  # noqa: N818  a state of affairs, named as Trio names its own
     """We have a bug. Carries the story: what is known about the subject that led here."""

@@ -6,7 +6,7 @@ is read from `Latest.value`, which is always the newest.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 import trio
@@ -31,10 +31,8 @@ class Latest(Generic[T]):
         """Replace the value and wake every reader. Never blocks."""
         self._value = value
         for send in self._readers.values():
-            try:
+            with suppress(trio.WouldBlock):  # that reader has been told already and has not looked yet
                 send.send_nowait(None)
-            except trio.WouldBlock:
-                pass  # that reader has been told already and has not looked yet
 
     @contextmanager
     def subscribe(self) -> Iterator[trio.MemoryReceiveChannel[None]]:

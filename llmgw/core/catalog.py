@@ -144,7 +144,4 @@ def spec_hash(profile: Profile) -> str:
 
 
 def _default_of(field: "attrs.Attribute[Any]") -> Any:
-    default = field.default
-    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-        return default.factory()
-    return default
+    return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type, union-attr]

@@ -1,4 +1,4 @@
-"""Types for values with a unit. In TOML they are written with it (`"180s"`, `"40GiB"`); inside they are plain numbers."""
+"""Types for values with a unit: in TOML they are written with it (`"180s"`, `"40GiB"`), inside they are plain numbers."""
 
 from typing import NewType
 
@@ -8,26 +8,31 @@ Duration = NewType("Duration", float)
 Size = NewType("Size", int)
 """Bytes."""
 
+KIBI = 1024
+MINUTE, HOUR, DAY = 60, 3600, 86400
+SHORT_SECONDS = 10
+"""Below it a tenth of a second matters to a person."""
+
 
 def format_bytes(size: int) -> str:
     """`40 GiB`, `31.2 GiB`, `512 MiB`: what a person compares, at most one decimal."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007
-        if abs(value) < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < KIBI:
+            return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+        value /= KIBI
+    return f"{value:.1f}".removesuffix(".0") + " TiB"
 
 
 def format_seconds(seconds: float) -> str:
     """`0.4s`, `12s`, `3m20s`, `5h02m`, `3d04h`: an age or a delay for a person."""
-    if seconds < 10:
+    if seconds < SHORT_SECONDS:
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = int(seconds)
-    if whole < 60:
+    if whole < MINUTE:
         return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
+    if whole < DAY:
+        return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
+    return f"{whole // DAY}d{whole % DAY // HOUR:02d}h"

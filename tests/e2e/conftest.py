@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster, running
@@ -27,7 +28,7 @@ def make_cluster(tmp_path: Path, models_dir: Path) -> Iterator[Callable[..., Clu
     """A factory of clusters, ended with the test: each with the models given as TOML."""
     with ExitStack() as stack:
 
-        def make(models: str, **settings: str) -> Cluster:
+        def make(models: str, **settings: Any) -> Cluster:
             folder = tmp_path / f"cluster{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
             return stack.enter_context(running(Cluster(folder, models_dir, models=models, **settings)))

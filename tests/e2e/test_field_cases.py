@@ -63,7 +63,8 @@ class H(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         body = json.dumps({"data": [{"id": "somebody-else"}], "choices": [{"message": {"content": "hi"}}],
                            "usage": {"completion_tokens": 1}}).encode()
-        self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers(); self.wfile.write(body)
+        self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
     do_GET = do_POST = answer
     def log_message(self, *_): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
