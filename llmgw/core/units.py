@@ -1,4 +1,4 @@
-"""Types for values with a unit: in TOML they are written with it (`"180s"`, `"40GiB"`), inside they are plain numbers."""
+"""Types for values with a unit: written with it in TOML (`"180s"`, `"40GiB"`), plain numbers inside."""
 
 from typing import NewType
 
