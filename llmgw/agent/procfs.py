@@ -6,7 +6,7 @@ everything here takes that for an answer.
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 PROC = "/proc"
@@ -49,18 +49,27 @@ def every_stat(root: str = PROC) -> Iterator[Stat]:
             yield stat
 
 
-def descendants(ancestor: int, stats: Iterable[Stat]) -> list[Stat]:
-    """Children, their children and so on, whatever session they moved to; zombies left out."""
+def descendants(ancestor: int, root: str = PROC) -> list[Stat]:
+    """Children, their children and so on, whatever session they moved to; zombies left out.
+
+    A parent's number may have passed to a stranger while we read, whose children then look like ours: so each parent
+    is looked at again. Who lost a parent that way has been handed to the subreaper, and is found the next time.
+    """
     children: dict[int, list[Stat]] = {}
-    for stat in stats:
+    for stat in every_stat(root):
         children.setdefault(stat.parent, []).append(stat)
-    found: list[Stat] = []
-    look = [ancestor]
-    while look:
-        for child in children.get(look.pop(), ()):
-            found.append(child)
-            look.append(child.pid)
+    found = list(children.get(ancestor, ()))
+    for stat in found:
+        below = children.get(stat.pid)
+        if below and same_process(stat, root):
+            found.extend(below)
     return [stat for stat in found if stat.lives]
+
+
+def same_process(stat: Stat, root: str = PROC) -> bool:
+    """Whether the number still belongs to the process that was seen."""
+    now = read_stat(stat.pid, root)
+    return now is not None and now.start_time == stat.start_time
 
 
 def open_process(stat: Stat) -> int | None:
@@ -72,8 +81,7 @@ def open_process(stat: Stat) -> int | None:
         pidfd = os.pidfd_open(stat.pid)
     except ProcessLookupError:
         return None
-    now = read_stat(stat.pid)
-    if now is None or now.start_time != stat.start_time:
+    if not same_process(stat):
         os.close(pidfd)
         return None
     return pidfd

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from llmgw.agent.procfs import descendants, every_stat, read_boot_id, read_stat, send_signal
+from llmgw.agent.procfs import descendants, read_boot_id, read_stat, send_signal
 from llmgw.agent.shim_engine import become_engine, port_taken, read_oom_kills
 from llmgw.agent.shim_files import EXIT, RECORD, SOCKET, Output, read_tail, write_json
 from llmgw.agent.shim_protocol import (
@@ -306,7 +306,7 @@ class Shim:
 
     def kill_descendants(self) -> None:
         """SIGKILL to every one, also in a session of its own. Who is forked meanwhile is found the next time."""
-        for stat in descendants(os.getpid(), every_stat()):
+        for stat in descendants(os.getpid()):
             with contextlib.suppress(PermissionError):  # as above
                 send_signal(stat, signal.SIGKILL)
 
