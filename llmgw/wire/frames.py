@@ -60,7 +60,7 @@ class FrameDecoder:
         """Applies from the next frame on; may be raised at any time."""
         self._buffer = bytearray()
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | bytearray) -> None:
         """Take bytes as they came; `next_map` gives what they hold."""
         self._buffer += data
 
@@ -82,7 +82,7 @@ class FrameDecoder:
         del buffer[:end]
         return decode_body(body)
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
+    def feed(self, data: bytes | bytearray) -> list[dict[str, Any]]:
         """The maps of all frames that `data` completes. Raises PeerError; the frames before the bad one are lost."""
         self.add(data)
         maps = []

@@ -176,7 +176,7 @@ class Session:
         self._failure: PeerError | None = None
         self._replies: list[bytes] = []
 
-    def receive(self, data: bytes) -> list[Received]:
+    def receive(self, data: bytes | bytearray) -> list[Received]:
         """The messages that `data` completes. Raises PeerError, after the messages before the violation were given.
 
         Look at `replies()` after each call, also after one that raised.
