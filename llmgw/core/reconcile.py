@@ -1,145 +1,164 @@
 """What should change: the difference between the catalog and what agents report, as one `Plan`.
 
 Pure and level-triggered: it is called at every wake with the whole truth, issues the same idempotent commands until
-the reports agree, and remembers nothing but what is in `Replicas`.
-"""
+the reports agree, and remembers nothing but what is in `Replicas`. The steps, each in a module of its own:
 
-from collections.abc import Mapping
-from typing import Protocol
+1. `observe`: adopt what agents hold and nobody here knows; note what was accepted, refused, or is gone.
+2. `balance`: retire what is too much, make room for what is missing.
+3. `launch_rules`: judge each launch; the first rule that applies decides.
+4. `fill`: place what has no launch, then the one next step of each roll-out; at most 20 placements.
+5. Commands follow from the marks and reports of the launches; explanations and views from all of it.
+
+While control is recovering steps 2 to 5 end, move and retire nothing.
+"""
 
 import attrs
 
-from llmgw.core.catalog import Catalog, Profile
-from llmgw.core.explain import Explanation
-from llmgw.core.fleet import FleetView
-from llmgw.core.fleet_events import Line
-from llmgw.core.replicas import Replicas, ReplicaView
+from llmgw.core.balance import set_count
+from llmgw.core.catalog import Model, spec_hash
+from llmgw.core.fill import Filling, fill
+from llmgw.core.group import Group, Wake, slot_of
+from llmgw.core.launch_rules import commands, judge
+from llmgw.core.lifecycle import split_replica
+from llmgw.core.observe import adopt, notice
+from llmgw.core.plan import (
+    ROUTER_LIVE_SECONDS,
+    Command,
+    CommandKey,
+    DrainShard,
+    Plan,
+    Refused,
+    Rng,
+    RouterSeen,
+    Start,
+    Stop,
+    Tried,
+    World,
+    key_of,
+)
+from llmgw.core.replica_views import explain, view
+from llmgw.core.replicas import Replicas
 
-
-class Rng(Protocol):
-    """What is used of `random.Random`."""
-
-    def random(self) -> float:
-        """A number from 0 up to, not including, 1."""
-
-
-# --- commands -------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Start:
-    """Launch a shard: a StartShard."""
-
-    node: str
-    shard: str
-    epoch: int
-    spec_hash: str
-    profile: Profile
-    served_name: str
-    gpus: tuple[str, ...] = ()
-    rank: int = 0
-
-    kind = "start"
-
-
-@attrs.frozen
-class Stop:
-    """End a shard: a StopShard."""
-
-    node: str
-    shard: str
-    epoch: int
-    grace_seconds: float
-    reason: str
-
-    kind = "stop"
-
-
-@attrs.frozen
-class DrainShard:
-    """Mark a shard draining: a DrainShard."""
-
-    node: str
-    shard: str
-    epoch: int
-    deadline_seconds: float
-
-    kind = "drain"
-
-
-Command = Start | Stop | DrainShard
-
-CommandKey = tuple[str, int, str]
-"""(shard, epoch, kind): what makes two commands the same."""
-
-
-# --- inputs ---------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class RouterSeen:
-    """What a live router reported last. Live: its stream is open and a report came within `ROUTER_LIVE_SECONDS`."""
-
-    id: str
-    revision: int
-    """Of the table that it uses; 0 where it is one of another control."""
-    in_flight: dict[tuple[str, int], int] = attrs.field(factory=dict)
-    """(replica id, epoch) -> requests; what is not in it has none."""
-
-
-ROUTER_LIVE_SECONDS = 10.0
-"""A router that reports every 2 s and missed five is not waited for."""
-
-
-@attrs.frozen
-class Refused:
-    """A command that its agent refused since the last wake."""
-
-    shard: str
-    epoch: int
-    kind: str
-    reason: str
-
-
-@attrs.frozen
-class World:
-    """Everything that a wake looks at."""
-
-    catalog: Catalog
-    fleet: FleetView
-    replicas: Replicas
-    now: float
-    """Monotonic seconds, the clock of the fleet."""
-    wall: float
-    """Unix seconds."""
-    routers: tuple[RouterSeen, ...] = ()
-    """The live ones."""
-    withdrawn: dict[tuple[str, int], int] = attrs.field(factory=dict)
-    """(replica id, epoch) -> the first revision since which no table offers it (see `routes.withdrawn`)."""
-    in_flight: frozenset[CommandKey] = frozenset()
-    """Commands that went out on the stream that is open now, and are not acknowledged."""
-    refused: tuple[Refused, ...] = ()
-    served_names: Mapping[str, str] = attrs.field(factory=dict)
-    """Model -> the name that its engine is told; absent: the model's own name."""
-
-
-@attrs.frozen
-class Plan:
-    """The answer. First write `replicas` to the store (if it is not the very object that went in), then send."""
-
-    commands: tuple[Command, ...]
-    replicas: Replicas
-    explanations: dict[str, Explanation]
-    """Of every model that is not as the catalog says."""
-    views: dict[str, tuple[ReplicaView, ...]]
-    """Model -> its replicas as the status shows them."""
-    wake_after: float | None
-    """Seconds after which time alone changes the answer: 0: at once (more to decide), None: wake on events only."""
-    log: tuple[Line, ...]
-    fired: dict[str, int]
-    """Rule -> how often it decided."""
+__all__ = [
+    "ROUTER_LIVE_SECONDS",
+    "Command",
+    "CommandKey",
+    "DrainShard",
+    "Plan",
+    "Refused",
+    "Rng",
+    "RouterSeen",
+    "Start",
+    "Stop",
+    "World",
+    "key_of",
+    "reconcile",
+]
 
 
 def reconcile(world: World, rng: Rng, previous: Plan | None = None) -> Plan:
-    """The next step towards the catalog. `previous`: the plan of the last wake, which saves work and decides nothing."""
-    raise AssertionError
+    """The next step towards the catalog. `previous`: the plan of the last wake; it saves work and decides nothing."""
+    if previous is not None and _nothing_changed(world, previous):
+        left = None if previous.due is None else max(0.0, previous.due - world.now)
+        again = tuple(command for command in previous.commands if key_of(command) not in world.in_flight)
+        return attrs.evolve(previous, commands=again, wake_after=left, log=(), fired={})
+    wake = Wake.begin(world, rng, previous)
+    groups = _gather(world)
+    adopt(wake, groups)
+    groups = dict(sorted(groups.items()))
+    for group in groups.values():
+        notice(wake, group)
+        set_count(wake, group)
+        for slot in group.slots.values():
+            for standing in tuple(slot.standings):
+                judge(wake, group, slot, standing)
+    filling = Filling(wake, groups, _still_refused(world, previous))
+    # A model with nothing ready is placed before one that wants more.
+    for group in sorted(groups.values(), key=lambda group: (group.ready > 0, group.name)):
+        fill(filling, group)
+    return _plan(wake, groups, filling)
+
+
+def _nothing_changed(world: World, previous: Plan) -> bool:
+    before = previous.world
+    return (
+        before is not None
+        and (previous.due is None or world.now < previous.due)
+        and world.fleet.version == before.fleet.version
+        and world.replicas is previous.replicas
+        and world.catalog is before.catalog
+        and not world.refused
+        and world.in_flight >= before.in_flight
+        and world.routers == before.routers
+        and world.withdrawn == before.withdrawn
+        and world.served_names == before.served_names
+    )
+
+
+def _still_refused(world: World, previous: Plan | None) -> dict[str, list[Tried]]:
+    """Placements that were refused in a fleet, with bookings, that are still the same; by model."""
+    if (
+        previous is None
+        or previous.world is None
+        or world.fleet.version != previous.world.fleet.version
+        or world.replicas is not previous.replicas
+    ):
+        return {}
+    found: dict[str, list[Tried]] = {}
+    for tried in previous.tried:
+        found.setdefault(tried.need.model, []).append(tried)
+    return found
+
+
+def _gather(world: World) -> dict[str, Group]:
+    models: dict[str, Model] = {
+        name: model for name, model in world.catalog.models.items() if model.profile is not None
+    }
+    groups = {}
+    for name, model in models.items():
+        assert model.profile is not None
+        groups[name] = Group(name, model, spec_hash(model.profile), {}, world.replicas.halts.get(name))
+    for replica in sorted(world.replicas.by_id.values(), key=lambda one: (one.model, split_replica(one.id)[1])):
+        if replica.model not in groups:
+            groups[replica.model] = Group(replica.model, None, "", {}, None)
+        groups[replica.model].slots[replica.id] = slot_of(replica, world.fleet)
+    return groups
+
+
+def _plan(wake: Wake, groups: dict[str, Group], filling: Filling) -> Plan:
+    found: list[Command] = []
+    explanations, views = {}, {}
+    for name, group in groups.items():
+        group.slots = {id_: slot for id_, slot in group.slots.items() if slot.live or slot.standings}
+        for slot in group.slots.values():
+            for standing in slot.standings:
+                found += commands(wake, group, standing)
+        explanation = explain(wake, group)
+        if explanation is not None:
+            explanations[name] = explanation
+        views[name] = tuple(view(wake, group, slot) for slot in group.slots.values())
+    now = wake.world.now
+    due = now if filling.left_over else wake.due
+    return Plan(
+        commands=tuple(found),
+        replicas=_replicas(wake, groups),
+        explanations=explanations,
+        views=views,
+        wake_after=None if due is None else max(0.0, due - now),
+        log=tuple(wake.log),
+        fired=wake.fired,
+        world=wake.world,
+        tried=tuple(one for of_model in filling.tried.values() for one in of_model),
+        held_back=wake.held_back,
+        due=due,
+    )
+
+
+def _replicas(wake: Wake, groups: dict[str, Group]) -> Replicas:
+    old = wake.world.replicas
+    new = Replicas(
+        by_id={id_: slot.replica for group in groups.values() for id_, slot in group.slots.items()},
+        halts={name: group.halt for name, group in groups.items() if group.halt is not None},
+        epoch_max=wake.epoch_max,
+    )
+    return old if new == old else new

@@ -52,7 +52,6 @@ class Launch:
     """Started by this control or one whose file it read; False: found on an agent and adopted."""
     accepted: bool = False
     """An agent has acknowledged or reported it: a list without it says that it is gone."""
-    was_ready: bool = False
     drain: Drain | None = None
     stop: str = ""
     """Why it is being stopped; empty: it is not."""

@@ -73,6 +73,8 @@ class Standing:
     error: str = ""
     port: int | None = None
     """Of rank 0."""
+    reported: bool = False
+    """Whether its agent has said something of it."""
 
     @property
     def serving(self) -> bool:
@@ -96,6 +98,7 @@ def read(replica: Replica, launch: Launch, fleet: FleetView) -> Standing:
         gone=all(standing.gone for standing in standings),
         presence=max(standing.presence for standing in standings),
         port=standings[0].port,
+        reported=all(standing.reported for standing in standings),
     )
 
 
@@ -107,6 +110,11 @@ def routed(standings: Iterable[Standing]) -> Standing | None:
     """
     serving = [standing for standing in standings if standing.serving]
     return min(serving, key=_routing_rank, default=None)
+
+
+def here(standing: Standing) -> bool:
+    """Whether all its nodes are healthy."""
+    return standing.presence is Presence.HERE
 
 
 def unreadable_state(standing: Standing, fleet: FleetView) -> str:
@@ -145,7 +153,9 @@ def _read_shard(replica: str, launch: Launch, rank: int, fleet: FleetView) -> St
     state = R.UNKNOWN if known is None else ReplicaState(known.value)
     if presence is Presence.LOST and not gone:
         state = R.LOST
-    return Standing(replica, launch, state, gone, presence, name, report.cause, error_of(report), report.port)
+    return Standing(
+        replica, launch, state, gone, presence, name, report.cause, error_of(report), report.port, reported=True
+    )
 
 
 def _read_silence(replica: str, launch: Launch, node: Node, presence: Presence) -> Standing:
