@@ -154,7 +154,8 @@ class Shim:
             for client in [client for client in self.clients if client.sock.fileno() in ready]:
                 client.flush()
                 for line in client.lines():
-                    client.send(self.answer(client, line))
+                    if not client.closing:
+                        client.send(self.answer(client, line))
             self.keep_time()
             self.drop_clients()
         with contextlib.suppress(OSError):
@@ -167,9 +168,7 @@ class Shim:
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
         for client in self.clients:
-            poll.register(
-                client.sock, (0 if client.closing else select.POLLIN) | (select.POLLOUT if client.pending else 0)
-            )
+            poll.register(client.sock, client.waits_for)
         due = min(self.term_at, self.kill_at, self.write_at, self.linger_at)
         if self.phase != "gone" and (self.phase == "exited" or self.kill_sent):
             due = min(due, time.monotonic() + KILL_AGAIN_SECONDS)
@@ -337,8 +336,8 @@ class Shim:
             return  # gone again, or no descriptors left
         self.clients.append(client)
         if len(self.clients) > CLIENTS_MAX:
-            client.closing = True
             client.send({"id": None, "error": f"there are {CLIENTS_MAX} clients already"})
+            client.closing = True
 
     def drop_clients(self) -> None:
         for client in [client for client in self.clients if client.closing and not client.pending]:

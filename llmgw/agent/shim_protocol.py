@@ -4,6 +4,7 @@ Standard library only, part of the shim, and frozen as `llmgw.agent.shim` says.
 """
 
 import json
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def read_request(text: bytes) -> Json:
     given = json.loads(text)
     if not isinstance(given, dict):
         raise ValueError("the launch request: expected an object")  # noqa: TRY004
-    request = {field: given.get(field, default) for field, default in REQUEST.items()}
+    request: Json = {field: given.get(field, default) for field, default in REQUEST.items()}
     missing = [field for field, value in request.items() if value is None]
     if missing:
         raise ValueError(f"the launch request lacks {', '.join(missing)}")
@@ -109,29 +110,35 @@ class Client:
         self.attached = False
         self.closing = False
         """Closed as soon as nothing is pending."""
-        self.pending = b""
+        self.pending = bytearray()
         self._received = b""
 
     def send(self, message: Json) -> None:
-        """Never waits: what the client does not take now is pending."""
+        """Never waits: what the client does not take now is pending. One that takes nothing is dropped."""
+        if self.closing:
+            return
+        waiting = bool(self.pending)
         self.pending += json.dumps({"v": PROTOCOL, **message}).encode() + b"\n"
-        self.flush()
+        if not waiting:
+            self.flush()
+        if len(self.pending) > PENDING_BYTES_MAX:
+            self.pending.clear()
+            self.closing = True
 
     def flush(self) -> None:
         """Send what is pending, as far as it goes."""
         try:
             while self.pending:
-                self.pending = self.pending[self.sock.send(self.pending) :]
+                del self.pending[: self.sock.send(self.pending)]
         except BlockingIOError:
-            if len(self.pending) <= PENDING_BYTES_MAX:
-                return
-            self.pending, self.closing = b"", True
+            return
         except OSError:
-            self.pending, self.closing = b"", True
+            self.pending.clear()
+            self.closing = True
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines that have come in."""
-        if self.closing:
+        """The whole lines that have come in. None from a client that has yet to take its answers."""
+        if self.closing or self.pending:
             return
         try:
             data = self.sock.recv(READ_BYTES)
@@ -144,5 +151,12 @@ class Client:
         if not data:
             self.closing = True
         elif len(self._received) > LINE_BYTES_MAX:
-            self._received, self.closing = b"", True
             self.send({"id": None, "error": f"a line is longer than {LINE_BYTES_MAX} bytes"})
+            self._received, self.closing = b"", True
+
+    @property
+    def waits_for(self) -> int:
+        """What poll is to look for: no more from who has not taken what there is."""
+        if self.pending:
+            return select.POLLOUT
+        return 0 if self.closing else select.POLLIN

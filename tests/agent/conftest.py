@@ -35,7 +35,7 @@ def start_raw(tmp_path: Path) -> Iterator[Callable[..., RawShim]]:
 
     def start(argv: list[str], *python: str, **fields: object) -> RawShim:
         folder = tmp_path / f"raw-{len(started)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         request = {
             "mark": f"test.{folder.name}",
             "agent": "test",
