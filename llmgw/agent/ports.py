@@ -1,13 +1,13 @@
 """Which ports engines get, and which address they bind."""
 
 import contextlib
-import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Collection
 
 import attrs
 
+from llmgw.agent.shim_engine import port_taken
 from llmgw.core.address import is_loopback
 from llmgw.core.hardware import PortRange
 
@@ -26,13 +26,10 @@ class PortChooser:
     requests that were meant for the engine before.
     """
 
-    def __init__(self, ports: PortRange, *, offset: int, is_free: Callable[[int], bool]) -> None:
-        """`offset` is where in the range it begins: two agents on one host should not begin alike, since engines
-        bind minutes after their port was chosen.
-        """
+    def __init__(self, ports: PortRange, is_free: Callable[[int], bool]) -> None:
         self._ports = ports
         self._size = ports.last - ports.first + 1
-        self._next = offset % self._size
+        self._next = 0
         self._is_free = is_free
 
     def choose(
@@ -71,22 +68,8 @@ class PortChooser:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether nobody listens on `port` at any address of this machine.
-
-    A socket that was bound with SO_REUSEADDR is refused only by listeners, not by the remains of old connections.
-    """
-    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as test:
-                test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    test.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                test.bind((everywhere, port))
-        except OSError as error:
-            if error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
-                continue  # a machine without that family
-            return False
-    return True
+    """Whether nobody listens on `port` at any address of this machine; the same test that the shim makes."""
+    return not port_taken(port)
 
 
 def is_local(host: str) -> bool:

@@ -20,6 +20,12 @@ class Status:
     number: int
     report: ShardReport
     output: str = ""
+    at: float = 0.0
+    """When it was true, on the agent's clock."""
+
+    def aged(self, now: float) -> ShardReport:
+        """The report, as old as it is by now."""
+        return attrs.evolve(self.report, since_seconds=self.report.since_seconds + max(0.0, now - self.at))
 
 
 Launch = tuple[str, int]
@@ -38,13 +44,13 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, report: ShardReport, output: str) -> Status | None:
+    def add(self, report: ShardReport, output: str, now: float) -> Status | None:
         """The numbered status to send; None: nothing is sent before the first registration."""
         number = 0
         if self._next is not None:
             number = self._next
             self._next += 1
-        status = Status(number, report, output)
+        status = Status(number, report, output, now)
         self._waiting.append(status)
         if len(self._waiting) > self._statuses_max:
             newest = {_launch(waiting): waiting for waiting in self._waiting}

@@ -174,7 +174,7 @@ def _start_asked(supervision: Supervision, event: StartAsked, now: float) -> Ste
         waiting=((event.connection, event.command_id),),
         story=(f"accepted at {now:.3f}",),
     )
-    forget = (Forget(held.spec.shard, held.spec.epoch),) if held is not None else ()
+    forget = (Forget(held.spec.shard, held.spec.epoch),) if held is not None and held.launched else ()
     return _put(supervision, accepted), (*forget, Prepare(spec))
 
 
