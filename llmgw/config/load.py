@@ -138,8 +138,13 @@ class _Merged:
 def _merge(source: Source, env: FromEnvironment, options: Mapping[str, tuple[str, str]]) -> _Merged:
     try:
         data = tomllib.loads(source.text)
+        lines = key_lines(source.text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError((_not_toml(source, str(error)),)) from None
+    except RecursionError:
+        raise ConfigError(
+            (Mistake(source.name, "", "expected tables and lists within each other, not so deep"),)
+        ) from None
     overridden: dict[tuple[Step, ...], str] = {}
     given = [Override((key,), value, option) for key, (option, value) in options.items()]
     for override in (*env.overrides, *given):
@@ -149,7 +154,7 @@ def _merge(source: Source, env: FromEnvironment, options: Mapping[str, tuple[str
         if isinstance(holder, dict):  # else the file has something else where a table belongs, which is found later
             holder[override.path[-1]] = override.value
             overridden[override.path] = override.variable
-    return _Merged(source, data, key_lines(source.text), overridden, env.findings, env.notes)
+    return _Merged(source, data, lines, overridden, env.findings, env.notes)
 
 
 def _not_toml(source: Source, message: str) -> Mistake:

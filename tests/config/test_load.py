@@ -120,6 +120,37 @@ def test_what_is_no_toml_has_its_line(cluster_mistakes: Mistakes) -> None:
     assert mistake.expected.startswith("not TOML: ")
 
 
+def test_what_is_nested_absurdly_is_told(cluster_mistakes: Mistakes) -> None:
+    (mistake,) = cluster_mistakes("a = " + "[" * 5000 + "]" * 5000)
+    assert str(mistake) == "cluster.toml: expected tables and lists within each other, not so deep"
+
+
+def test_lines_in_inline_tables_and_lists(cluster_mistakes: Mistakes) -> None:
+    """Each mistake has the line on which a person finds it, not that of what is around it."""
+    text = """\
+[[models]]
+name = "a"
+endpoints = [
+  { url = "http://a:1" },
+  { url = "ftp://b:1" },
+  { "url" = "http://c:1", mdoel = "x" },
+]
+[[keys]]
+name = "k"
+sha256 = "x"
+models = [
+  "a",
+  "b",
+]
+"""
+    assert [(mistake.origin, mistake.path) for mistake in cluster_mistakes(text)] == [
+        ("cluster.toml:5", "models[0].endpoints[1].url"),
+        ("cluster.toml:6", "models[0].endpoints[2].mdoel"),
+        ("cluster.toml:10", "keys[0].sha256"),
+        ("cluster.toml:13", "keys[0].models[1]"),
+    ]
+
+
 def test_a_table_named_like_a_model_shows_how_a_model_is_written(cluster_mistakes: Mistakes) -> None:
     """`[models.qwen2.5-7b]` alone, before and after a `[[models]]`, and quoted."""
     hint = 'write [[models]] with name = "qwen2.5-7b" in it'
