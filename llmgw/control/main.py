@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import attrs
 import structlog
@@ -99,7 +99,7 @@ def engine_mistakes(loaded: Loaded[ClusterConfig], file: str) -> Iterator[Mistak
         prefix = f"models[{number}].profile"
         for mistake in ENGINES[model.profile.engine].check(model.profile):
             path = f"{prefix}.{mistake.path}" if mistake.path else prefix
-            places = (path, path.partition("[")[0] if "[" in mistake.path else path, prefix)
+            places = (path, path.rpartition("[")[0], prefix)  # an element of a list stands on the list's line
             origin = next((loaded.origins[place] for place in places if place in loaded.origins), file)
             yield attrs.evolve(mistake, origin=mistake.origin or origin, path=path)
 
@@ -129,15 +129,21 @@ async def open_sockets(config: ClusterConfig, inherited: Inherited) -> Sockets:
     def end_leftovers() -> None:
         end_recorded_workers(record, config.router.listen.port)
 
-    async def opened(address: Address, name: str, end_leftovers: Callable[[], None] | None = None) -> socket.socket:
+    async def opened(address: Address, name: str, **options: Any) -> socket.socket:
         try:
-            return await open_listener(address, name=name, inherited=inherited, end_leftovers=end_leftovers)
+            found = await open_listener(address, name=name, inherited=inherited, **options)
         except OSError as error:
             raise ListenError(f"[{name}] listen = {str(address)!r} cannot be listened on: {error.strerror}") from error
+        return others.enter_context(found)
 
-    agents = None if config.control.listen is None else await opened(config.control.listen, "control")
-    admin = await opened(config.admin.listen, "admin")
-    router = await opened(config.router.listen, "router", end_leftovers)
+    with contextlib.ExitStack() as others:
+        agents = None
+        if config.control.listen is not None:
+            # Our predecessor has let go of the state_dir, so it has of these too: who holds them is somebody else.
+            agents = await opened(config.control.listen, "control", patience_seconds=0.0)
+        admin = await opened(config.admin.listen, "admin", patience_seconds=0.0)
+        router = await opened(config.router.listen, "router", end_leftovers=end_leftovers)
+        others.pop_all()  # all of them are open: from here on they are closed by those who use them
     inherited.close()
     return Sockets(agents, admin, router)
 
@@ -245,3 +251,7 @@ def peer_of(connection: trio.socket.SocketType) -> str:
     """`10.0.0.5:43210` or `[::1]:43210`. OSError where the connection is gone."""
     host, port, *_ = connection.getpeername()
     return str(Address(host.removeprefix("::ffff:"), port))
+
+
+if __name__ == "__main__":
+    main()

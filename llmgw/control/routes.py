@@ -145,7 +145,7 @@ class Publisher:
         if revision == newest.revision:
             return ()
         steps = [self._steps.get(number) for number in range(revision + 1, newest.revision + 1)]
-        if revision and all(step is not None and _size_of(step) <= PART_BYTES_MAX for step in steps):
+        if 0 < revision < newest.revision and all(step and _size_of(step) <= PART_BYTES_MAX for step in steps):
             return tuple(
                 _to_wire(step, self.incarnation, revision + 1 + index, complete=newest.table.complete)
                 for index, step in enumerate(steps)

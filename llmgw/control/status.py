@@ -13,7 +13,7 @@ from llmgw.control.reconciler import Decided
 from llmgw.control.routes import Follower, Published
 from llmgw.core import statusdoc as doc
 from llmgw.core.catalog import Catalog
-from llmgw.core.lifecycle import ShardState, shard_id
+from llmgw.core.lifecycle import ShardState, shard_id, split_shard
 from llmgw.core.nodes import FleetView, Node, NodeState, Pulse
 from llmgw.core.replicas import ReplicaState, ReplicaView, ShardView
 from llmgw.core.units import format_seconds
@@ -164,6 +164,7 @@ def _routers(scene: Scene) -> Iterator[doc.RouterStatus]:
 
 
 def _models(scene: Scene, booked: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterator[doc.ModelStatus]:
+    ended = _ended(scene)
     names = dict.fromkeys((*scene.catalog.models, *scene.decided.views))
     endpoints: dict[str, list[doc.EndpointStatus]] = {}
     for endpoint in scene.published.table.endpoints:
@@ -177,15 +178,40 @@ def _models(scene: Scene, booked: Mapping[str, Mapping[str, tuple[str, ...]]]) -
             aliases=() if model is None else model.aliases,
             desired=0 if model is None or model.profile is None else model.replicas,
             ready=sum(view.state == ReplicaState.READY for view in views),
-            replicas=tuple(_replica(scene, view, booked) for view in views),
+            replicas=tuple(_replica(scene, view, booked, ended.get(view.id, ())) for view in views),
             explanation=scene.decided.explanations.get(name),
             endpoints=tuple(endpoints.get(name, ())),
         )
 
 
-def _replica(scene: Scene, view: ReplicaView, booked: Mapping[str, Mapping[str, tuple[str, ...]]]) -> doc.ReplicaStatus:
-    shards = tuple(_shard(scene, shard, booked.get(shard.node, {}).get(shard.id, ())) for shard in view.shards)
+def _replica(
+    scene: Scene,
+    view: ReplicaView,
+    booked: Mapping[str, Mapping[str, tuple[str, ...]]],
+    ended: tuple[ShardView, ...],
+) -> doc.ReplicaStatus:
+    # Where nothing runs, what ran last says why.
+    shards = tuple(_shard(scene, shard, booked.get(shard.node, {}).get(shard.id, ())) for shard in view.shards or ended)
     return doc.ReplicaStatus(view.id, view.state, view.reason, view.outdated, shards)
+
+
+def _ended(scene: Scene) -> dict[str, tuple[ShardView, ...]]:
+    """Replica -> the shards of its last launch that has failed and is gone."""
+    newest: dict[str, tuple[ShardView, ...]] = {}
+    for node in scene.fleet.nodes.values():
+        for report in (*node.shards.values(), *node.ended.values()):
+            if not (report.gone and report.state == ShardState.FAILED):
+                continue
+            replica, _ = split_shard(report.shard)
+            shown = ShardView(
+                report.shard, node.id, report.state, report.gone, report.epoch, report.port, report.pid, report.error
+            )
+            before = newest.get(replica, ())
+            if not before or before[0].epoch < report.epoch:
+                newest[replica] = (shown,)
+            elif before[0].epoch == report.epoch:
+                newest[replica] = (*before, shown)
+    return newest
 
 
 def _shard(scene: Scene, shard: ShardView, booked: tuple[str, ...]) -> doc.ShardStatus:
