@@ -2,10 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from llmgw.agent.state_dir import StateDir
 
 HANG_SECONDS = 20.0
 """Ten times what the slowest of these takes."""
+AGAIN_SECONDS = 0.005
+"""Between looks at real processes, where there is nothing to wait on from outside."""
 
 
 @attrs.frozen
@@ -35,6 +39,51 @@ class RawShim:
 
     def wait(self) -> int:
         return self.process.wait(HANG_SECONDS)
+
+
+@attrs.define
+class Talk:
+    """A client of the shim's socket, as plain as can be."""
+
+    sock: socket.socket
+    received: bytes = b""
+
+    def send(self, line: bytes) -> None:
+        self.sock.sendall(line + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        while b"\n" not in self.received:
+            data = self.sock.recv(1 << 16)
+            assert data, "the shim closed the connection"
+            self.received += data
+        line, _, self.received = self.received.partition(b"\n")
+        return dict(json.loads(line))
+
+    def ask(self, command: str, **fields: object) -> dict[str, Any]:
+        self.send(json.dumps({"v": 1, "id": 1, "command": command, **fields}).encode())
+        answer = self.receive()
+        assert "ok" in answer, answer
+        return dict(answer["ok"])
+
+    def until(self, **wanted: object) -> dict[str, Any]:
+        return dict(until(lambda: self.ask("state"), lambda state: wanted.items() <= state.items()))
+
+
+def until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
+    """What is looked at once it holds. Real processes: there is nothing to wait on from outside."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not holds(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(AGAIN_SECONDS)
+    return seen
+
+
+@contextmanager
+def talk(shim: RawShim) -> Iterator[Talk]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(HANG_SECONDS)
+        sock.connect(str(shim.folder / "shim.sock"))
+        yield Talk(sock)
 
 
 @attrs.define
