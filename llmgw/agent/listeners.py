@@ -3,7 +3,7 @@ the processes of a launch. An answer on the port proves nothing: it may come fro
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -84,43 +84,55 @@ def _read_link(path: str) -> str:
         return ""  # closed meanwhile
 
 
+@attrs.frozen
+class Foreign:
+    """Sockets that none of ours holds."""
+
+    sockets: tuple[Socket, ...]
+    shared: bool
+    """Ours listens there too."""
+
+
 def find_listener(port: int, identity: Identity, *, port_was_free: bool, root: str = PROC) -> Listener:
     """Whose listener is on the port now.
 
-    `port_was_free`: the shim tested it just before it executed the engine. Where descriptors of ours cannot be read
-    (not root, and the engine may not be looked into), that and the user id of the socket have to do; the note says so.
+    `port_was_free`: the shim tested it just before it executed the engine.
     """
     sockets = listening_sockets(port, root)
     if not sockets:
         return None
-    members = find_survivors(identity, root).ours
-    held = held_sockets(members, root)
+    held = held_sockets(find_survivors(identity, root).ours, root)
+    uids = {pid: read_uid(pid, root) for pid in held.unreadable}
+    found = judge(sockets, held, uids, port_was_free=port_was_free)
+    return _name_stranger(found, root) if isinstance(found, Foreign) else found
+
+
+def judge(
+    sockets: Iterable[Socket], held: Held, uids: Mapping[int, int | None], *, port_was_free: bool
+) -> Ours | Unknown | Foreign:
+    """`uids`: of the processes of ours whose descriptors cannot be read (we are not root, and the engine may not be
+    looked into). There the user id of the socket has to do, if the port was free before; the note says so.
+    """
     ours = [socket for socket in sockets if socket.inode in held.inodes]
     others = [socket for socket in sockets if socket.inode not in held.inodes]
     if ours:
         others = [other for other in others if any(other.meets(socket) for socket in ours)]
     if not others:
         return Ours()
-    if held.unreadable:
-        uids = {read_uid(pid, root) for pid in held.unreadable}
-        if all(other.uid in uids for other in others):
-            return _by_user(held.unreadable[0], others[0].uid, port_was_free=port_was_free)
-    return _stranger(others, shared=bool(ours), root=root)
-
-
-def _by_user(pid: int, uid: int, *, port_was_free: bool) -> Listener:
-    unreadable = f"the descriptors of process {pid} cannot be read"
+    if not uids or any(other.uid not in uids.values() for other in others):
+        return Foreign(tuple(others), shared=bool(ours))
+    unreadable = f"the descriptors of process {min(uids)} cannot be read"
     if not port_was_free:
         return Unknown(f"{unreadable}, and the port was not tested before the launch")
-    return Ours(f"judged by user id {uid}: {unreadable}; the port was free just before the launch")
+    return Ours(f"judged by user id {others[0].uid}: {unreadable}; the port was free just before the launch")
 
 
-def _stranger(sockets: list[Socket], *, shared: bool, root: str) -> Stranger:
-    wanted = {socket.inode for socket in sockets}
+def _name_stranger(foreign: Foreign, root: str) -> Stranger:
+    wanted = {socket.inode for socket in foreign.sockets}
     for stat in every_stat(root):
         if wanted & held_sockets((stat,), root).inodes:
-            return Stranger(stat.pid, read_command(stat.pid, root), shared)
-    return Stranger(None, f"a process of user id {sockets[0].uid}", shared)
+            return Stranger(stat.pid, read_command(stat.pid, root), foreign.shared)
+    return Stranger(None, f"a process of user id {foreign.sockets[0].uid}", foreign.shared)
 
 
 def read_uid(pid: int, root: str = PROC) -> int | None:
