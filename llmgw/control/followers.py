@@ -103,6 +103,8 @@ class _Following:
             await self.wake.wait()
             for message in self.publisher.messages_since(self.held):
                 self.held = message.revision
+                if not self.stream.session.may_send(type(message)):
+                    return  # it broke the protocol, and its reader is about to learn of it
                 try:
                     await self.stream.send(message)
                 except (trio.ClosedResourceError, trio.BrokenResourceError):

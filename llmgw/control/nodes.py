@@ -54,7 +54,8 @@ class NodeLink:
 
     def send_nowait(self, message: wire.AgentDown) -> None:
         """As Link."""
-        if self.scope.cancel_called:
+        # A peer that broke the protocol was answered Refused already; its reader is about to learn of it.
+        if self.scope.cancel_called or not self.stream.session.may_send(type(message)):
             raise trio.WouldBlock
         try:
             self.stream.send_nowait(message)
@@ -70,10 +71,8 @@ class NodeLink:
             status_acked,
             control_version=self.control_version,
         )
-        try:
+        with contextlib.suppress(trio.WouldBlock):  # it is ending, or reads so little that it soon will be
             self.send_nowait(answer)
-        except trio.WouldBlock:
-            self.scope.cancel()  # it does not read even the answers to its own questions
 
     def refuse(self, reason: str, retry_after_seconds: float) -> None:
         """As Link."""

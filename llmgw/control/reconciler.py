@@ -100,7 +100,7 @@ class Reconciler:
             self.fired[rule] = self.fired.get(rule, 0) + times
         all_sent = self._send(plan, world.fleet, now)
         decided = Decided(plan.replicas, plan.explanations, plan.views)
-        if decided != self.latest.value:
+        if plan.replicas is not world.replicas or decided != self.latest.value:
             self.latest.publish(decided)
         wait = float("inf") if plan.wake_after is None else plan.wake_after
         return wait if all_sent else min(wait, RETRY_SECONDS)

@@ -9,9 +9,11 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from llmgw.core.catalog import Model, Profile
 from llmgw.core.hardware import Gpu, NodeHardware, Problem
 from llmgw.core.lifecycle import ShardReport
 from llmgw.wire import messages as wire
+from llmgw.wire.codec import encode
 
 H100 = NodeHardware((Gpu("GPU-1", "H100", 80), Gpu("GPU-2", "H100", 80)), cpus=8)
 
@@ -172,3 +174,27 @@ async def test_goodbye_with_engines_stopped(autojump_clock: MockClock, world: An
     await trio.sleep(1)
     assert world.node().state == "lost"
     assert not world.control.inventory.latest.value.nodes["gpu-a"].shards
+
+
+@pytest.mark.parametrize("before", [[], [wire.Ping()], [wire.ShardStatus(1, ShardReport("m/0/0", 7))]])
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_violation_right_behind_other_messages_ends_that_stream_and_nothing_else(
+    autojump_clock: MockClock, world: Any, before: list[Any], opened: bool
+) -> None:
+    """While what came before it is handled, commands and acknowledgements for a stream that is over are not sent."""
+    world.models = tuple(Model(f"m{number}", profile=Profile("llamacpp", "m.gguf")) for number in range(5))
+    await world.start()
+    agent = await world.agent(register=opened, answers=False)
+    register = [] if opened else [wire.Register((1, 0), "gpu-a", "i1")]
+    if not opened:
+        agent.stream.session.send(register[0])
+    with structlog.testing.capture_logs() as lines:
+        await agent.raw.send_all(b"".join(map(encode, [*register, *before])) + b"\xff\xff\xff\xff")
+        await agent.ended.wait()
+        await trio.sleep(5)
+    ended = [line for line in lines if line["event"] == "connection ended: the peer broke the protocol"]
+    assert len(ended) == 1
+    assert len(agent.refusals) == 1
+    other = await world.agent("gpu-b", "i2")
+    await trio.sleep(1)
+    assert len(other.commands) + len(agent.commands) >= 5
