@@ -6,7 +6,8 @@ number that is never used twice; of a node's name nothing is ever concluded here
 """
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
 import attrs
 import structlog
@@ -23,6 +24,7 @@ from llmgw.core.fleet_events import (
     Registration,
     StatusIn,
 )
+from llmgw.core.lifecycle import ShardReport, replica_id, shard_id, split_replica, split_shard
 from llmgw.errors import PeerError, PeerReason
 from llmgw.net.framed import MessageStream
 from llmgw.wire import messages as wire
@@ -32,6 +34,15 @@ log = structlog.get_logger()
 
 NODE_LETTERS_MAX = 253
 """Of a node's name: the length of the longest host name."""
+
+SHARD_LETTERS_MAX = 1024
+"""Of a shard's id: more than any model's name."""
+
+SHARD_NAMES_KEPT = 65_536
+"""Ids that were judged already: every heartbeat repeats them."""
+
+EPOCH_MAX = 2**48
+"""Epochs are unix seconds or one more than an earlier one: none that was ever given comes near."""
 
 UNKNOWN_SAID_MAX = 10
 """Kinds of unknown messages that are logged of one connection."""
@@ -152,8 +163,10 @@ class _Reader:
         match message:
             case wire.Register():
                 self.check(message)
+                check_reports(message.shards)
                 return Registered(connection, self.peer, registration(message))
             case wire.Heartbeat():
+                check_reports(message.shards)
                 return HeartbeatIn(
                     connection,
                     node,
@@ -163,6 +176,7 @@ class _Reader:
                     message.shards,
                 )
             case wire.ShardStatus():
+                check_reports((message.report,))
                 return StatusIn(connection, node, message.number, message.report, message.output)
             case wire.Ack():
                 return AckIn(connection, node, message)
@@ -194,6 +208,27 @@ class _Reader:
         if name not in self.unknown and len(self.unknown) < UNKNOWN_SAID_MAX:
             self.unknown[name] = None
             log.warning("unknown message answered unsupported", node=self.node, peer=self.peer, message=name)
+
+
+def check_reports(reports: Iterable[ShardReport]) -> None:
+    """Raise PeerError for a shard that no control has ever started: its name or epoch would spoil what is decided."""
+    for report in reports:
+        if not is_shard_id(report.shard):
+            raise PeerError(PeerReason.BAD_FIELD, f"shard: expected <model>/<n>/<rank>, got {report.shard[:80]!a}")
+        if not 0 <= report.epoch <= EPOCH_MAX:
+            raise PeerError(PeerReason.BAD_FIELD, f"epoch: expected 0 to {EPOCH_MAX}, got {report.epoch}")
+
+
+@functools.lru_cache(SHARD_NAMES_KEPT)
+def is_shard_id(text: str) -> bool:
+    """Whether it is `<model>/<n>/<rank>`, written as we write it."""
+    try:
+        replica, rank = split_shard(text)
+        model, number = split_replica(replica)
+    except ValueError:
+        return False
+    written = shard_id(replica_id(model, number), rank)
+    return number >= 0 and rank >= 0 and written == text and len(text) <= SHARD_LETTERS_MAX
 
 
 def registration(message: wire.Register) -> Registration:

@@ -4,6 +4,7 @@ from typing import Any
 
 import attrs
 import msgpack
+import msgspec
 import pytest
 import structlog
 import trio
@@ -198,3 +199,55 @@ async def test_a_violation_right_behind_other_messages_ends_that_stream_and_noth
     other = await world.agent("gpu-b", "i2")
     await trio.sleep(1)
     assert len(other.commands) + len(agent.commands) >= 5
+
+
+@pytest.mark.parametrize("extreme", [2**64 - 1, 2**63, -(2**63), -1])
+async def test_numbers_out_of_this_world_harm_nobody(autojump_clock: MockClock, world: Any, extreme: int) -> None:
+    """Whatever figures an agent reports, control lives, its store too, and what it shows can be encoded."""
+    world.models = (Model("m", replicas=2, profile=Profile("llamacpp", "m.gguf")),)
+    control = await world.start()
+    report = ShardReport("m/0/0", 5, state="ready", pid=extreme, port=extreme, exit_code=extreme, signal=extreme)
+    report = attrs.evolve(report, since_seconds=float(extreme), rendezvous_port=extreme)
+    odd = NodeHardware((Gpu("GPU-1", "x", extreme, extreme),), extreme, extreme, extreme, extreme)
+    agent = await world.agent(hardware=odd, shards={"m/0/0": report}, beat=False)
+    agent.say(wire.Heartbeat(extreme, {"GPU-1": extreme}, float(extreme), shards=(report,)))
+    agent.say(wire.ShardStatus(extreme, report))
+    await trio.sleep(1)
+    agent.becomes_now("m/0/0", "failed", gone=True)
+    router = await world.router(report=False)
+    seen = wire.EndpointReport("m/0", extreme, extreme, float(extreme))
+    router.stream.send_nowait(wire.RouterReport("x", extreme, (seen,), {"m": extreme}))
+    await trio.sleep(30)
+    other = await world.agent("gpu-b", "i2")
+    await trio.sleep(5)
+    assert other.registered
+    assert msgspec.json.encode(world.status)
+    assert control.metrics()
+    await world.kill()
+    await world.start()
+    assert world.store.stored.memory == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (ShardReport("m/0/0", 2**63), "epoch: expected 0 to 281474976710656, got 9223372036854775808"),
+        (ShardReport("m/0/0", -1), "epoch: expected 0"),
+        *((ShardReport(name, 1), "shard: expected <model>/<n>/<rank>, got ") for name in ("", "m", "m/0", "/0/0")),
+        *((ShardReport(name, 1), "shard: expected <model>/<n>/<rank>, got ") for name in ("m/01/0", "m/-1/0", "m/0/x")),
+        (ShardReport("m/\N{ARABIC-INDIC DIGIT ONE}/0", 1), "shard: expected <model>/<n>/<rank>, got "),
+        (ShardReport("m" * 1024 + "/0/0", 1), "shard: expected <model>/<n>/<rank>, got "),
+    ],
+)
+@pytest.mark.parametrize("where", ["register", "heartbeat", "status"])
+async def test_a_shard_that_no_control_can_have_started_ends_the_stream(
+    autojump_clock: MockClock, world: Any, report: ShardReport, said: str, where: str
+) -> None:
+    await world.start()
+    if where == "register":
+        agent = await world.agent(shards={report.shard: report})
+    else:
+        agent = await world.agent(beat=False)
+        agent.say(wire.ShardStatus(1, report) if where == "status" else wire.Heartbeat(1, shards=(report,)))
+    await agent.ended.wait()
+    assert said in agent.refusals[0].reason
