@@ -30,6 +30,9 @@ GONE_SECONDS_MAX = 2.0
 """For processes whose parent has ended in order: they went before it."""
 POLL_SECONDS = 0.05
 
+ENDED_IN_ORDER = (0, -signal.SIGTERM)
+"""Codes of a daemon that was told to stop; the second when it had not yet come to listen for that."""
+
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -256,7 +259,7 @@ class Show:
         for daemon in running:
             if not daemon.stop(STOP_SECONDS_MAX):
                 problems.append(f"{daemon.name} did not stop within {STOP_SECONDS_MAX:g} s and was killed")
-            elif daemon.ended:
+            elif daemon.ended not in ENDED_IN_ORDER:
                 problems += [f"{daemon.name} ended with code {daemon.ended}; its last words:", *_inset(daemon.tail())]
         left = wait_until_gone(list(self._engines.values()), GONE_SECONDS_MAX)
         if left:
