@@ -144,7 +144,8 @@ def _badness(wake: Wake, slot: Slot) -> tuple[int, int, int]:
 def _is_coming(wake: Wake, group: Group, slot: Slot, leave: dict[str, Leave]) -> bool:
     if slot.replica.id in leave or slot.ready:
         return False
-    return bool(slot.standings) or backing_off(wake, group, slot)
+    main = slot.main
+    return backing_off(wake, group, slot) if main is None else here(main) and main.state in UP_SOON
 
 
 def _in_progress(wake: Wake, group: Group, leave: dict[str, Leave]) -> str | None:
@@ -153,12 +154,10 @@ def _in_progress(wake: Wake, group: Group, leave: dict[str, Leave]) -> str | Non
         for standing in slot.standings:
             if here(standing) and (standing.launch.ending or not slot.live):
                 return f"{slot.replica.id} is to end"
-        if slot.live and slot.replica.id not in leave and not slot.ready:
-            main = slot.main
-            if main is not None and here(main) and main.state in UP_SOON:
-                return f"{slot.replica.id} is to be ready"
-            if main is None and backing_off(wake, group, slot):
-                return f"{slot.replica.id} is to be tried again"
+        if slot.live and _is_coming(wake, group, slot, leave):
+            return f"{slot.replica.id} is to be ready"
+    if len(group.live) > group.desired:
+        return f"one of {len(group.live)} replicas is to go"
     return None
 
 

@@ -56,6 +56,10 @@ __all__ = [
 ]
 
 
+CLOCK_STEP_SECONDS = 1.0
+"""The wall clock against the monotonic one: more is a step, after which every wall-clock time is looked at anew."""
+
+
 def reconcile(world: World, rng: Rng, previous: Plan | None = None) -> Plan:
     """The next step towards the catalog. `previous`: the plan of the last wake; it saves work and decides nothing."""
     if previous is not None and _nothing_changed(world, previous):
@@ -84,6 +88,7 @@ def _nothing_changed(world: World, previous: Plan) -> bool:
     return (
         before is not None
         and (previous.due is None or world.now < previous.due)
+        and abs((world.wall - world.now) - (before.wall - before.now)) < CLOCK_STEP_SECONDS
         and world.fleet.version == before.fleet.version
         and world.replicas is previous.replicas
         and world.catalog is before.catalog
