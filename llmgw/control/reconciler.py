@@ -16,7 +16,7 @@ import trio
 
 from llmgw.control.commands import RETRY_SECONDS, Commands, Links
 from llmgw.control.store import Store, StoreError
-from llmgw.control.wake import Wake
+from llmgw.control.wake import Wake, breathe
 from llmgw.core.catalog import Catalog
 from llmgw.core.explain import Explanation
 from llmgw.core.nodes import FleetView
@@ -25,9 +25,6 @@ from llmgw.core.replicas import Replicas, ReplicaView
 from llmgw.latest import Latest
 
 log = structlog.get_logger()
-
-SPACING_SECONDS = 0.01
-"""Between two looks: what arrives together is decided together, and nobody notices the delay."""
 
 SAVE_AGAIN_SECONDS = 5.0
 """After a write that failed."""
@@ -80,8 +77,9 @@ class Reconciler:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.wake.follow, changes)
                 while True:
-                    wait = self.look(trio.current_time())
-                    await trio.sleep(SPACING_SECONDS)
+                    now = trio.current_time()
+                    wait = self.look(now)
+                    await breathe(now)
                     await self.wake.wait(wait)
         raise AssertionError("unreachable: it ends by cancellation")
 

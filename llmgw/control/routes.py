@@ -15,7 +15,7 @@ import trio
 
 from llmgw.control.metrics import RouterCounters
 from llmgw.control.reconciler import Decided, Routers
-from llmgw.control.wake import Wake
+from llmgw.control.wake import Wake, breathe
 from llmgw.core.catalog import Catalog
 from llmgw.core.nodes import FleetView
 from llmgw.core.reconcile import ROUTER_LIVE_SECONDS, RouterSeen
@@ -23,9 +23,6 @@ from llmgw.core.routes import Change, Table, change, table, withdrawn
 from llmgw.core.routing import ClientKey, Endpoint, RoutedModel
 from llmgw.latest import Latest
 from llmgw.wire import messages as wire
-
-SPACING_SECONDS = 0.01
-"""Between two revisions: a hundred engines that come up together are a few tables, not a hundred."""
 
 STEPS_MAX = 64
 """Steps that are kept: a follower that is further behind gets the whole table."""
@@ -107,8 +104,9 @@ class Publisher:
                 nursery.start_soon(wake.follow, decided_changes)
                 nursery.start_soon(self._watch_for_silence)
                 while True:
+                    now = trio.current_time()
                     self.publish()
-                    await trio.sleep(SPACING_SECONDS)
+                    await breathe(now)
                     await wake.wait()
         raise AssertionError("unreachable: it ends by cancellation")
 

@@ -1,8 +1,16 @@
-"""`Wake`: many sources that say "look again", one actor that looks."""
+"""`Wake`: many sources that say "look again", one actor that looks, and breathes before it looks again."""
 
 import contextlib
 
 import trio
+
+SPACING_SECONDS = 0.01
+"""Between two looks of one actor: what arrives together is handled together, and nobody notices the delay."""
+
+
+async def breathe(began: float) -> None:
+    """Pause after a look that began then: for as long as it took, so that others have half of the time at least."""
+    await trio.sleep(max(SPACING_SECONDS, trio.current_time() - began))
 
 
 class Wake:

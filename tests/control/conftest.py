@@ -194,6 +194,8 @@ class Router(Peer):
     in_flight: dict[tuple[str, int], int] = attrs.field(factory=dict)
     counters: dict[str, float] = attrs.field(factory=dict)
     parts: list[wire.RouteTable] = attrs.field(factory=list)
+    silent: bool = False
+    """No regular reports any more."""
 
     def handle(self, message: Received) -> None:
         match message:
@@ -226,7 +228,7 @@ class Router(Peer):
         self.incarnation, self.revision, self.complete = parts[0].incarnation, parts[0].revision, parts[0].complete
 
     async def report_regularly(self) -> None:
-        while True:
+        while not self.silent:
             try:
                 self.report()
             except (trio.ClosedResourceError, trio.BrokenResourceError):
@@ -268,7 +270,7 @@ class World:
     async def _run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         config = ClusterConfig(self.state_dir, self.settings, models=self.models, keys=self.keys)
         self.store = ControlStore(self.state_dir)
-        self.arrivals, arrivals = trio.open_memory_channel[Arrival](100)
+        self.arrivals, arrivals = trio.open_memory_channel[Arrival](1000)
         self.scope, self.down = trio.CancelScope(), trio.Event()
         self.seed += 1
         start = trio.current_time()

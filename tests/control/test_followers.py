@@ -127,6 +127,7 @@ async def test_the_status_shows_what_a_router_said(autojump_clock: MockClock, wo
     metrics = control.metrics().decode()
     assert 'llmgw_router_requests_total{code="200",model="tiny"} 5.0' in metrics
     assert 'llmgw_router_in_flight{endpoint="tiny/0",model="tiny"} 3.0' in metrics
+    router.silent = True
     router.stream.send_nowait(wire.Goodbye())
     await router.ended.wait()
     assert world.status.routers == ()
