@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from llmgw.config.engine_options import check_fractions
 from llmgw.config.findings import Finding
 from llmgw.config.schema import ClusterConfig
 from llmgw.config.unknown import nearest
@@ -36,6 +37,15 @@ Rule = Callable[[Facts], Iterator[Finding]]
 
 MISSED_SLACK = 1.2
 """A heartbeat counts as missed after 1.2 intervals without a frame."""
+
+HEARTBEAT_SECONDS_MAX = 60.0
+"""Each direction of a stream carries something every 30 s anyway, and an agent that hears nothing for 90 s redials."""
+
+START_DEADLINE_SECONDS_MIN = 1.0
+"""An engine is asked several times a second whether it is ready: a deadline below that could not be kept by any."""
+
+OF_PROFILES = ("replicas", "replace_after", "drain_deadline", "update", "ready_min", "placement")
+"""What a model has only where we run it."""
 
 NAME_CHARS_MAX = 200
 """Of a model's or a key's name: it is in every log line, route and metric."""
@@ -84,6 +94,18 @@ def more_than_nothing(facts: Facts) -> Iterator[Finding]:
         yield Finding(("router", "body_max"), "expected a size of more than 0", router.body_max)
 
 
+def timers_make_sense(facts: Facts) -> Iterator[Finding]:
+    """A slip of the unit: `"5000s"` where milliseconds were meant, `"20ms"` where minutes were."""
+    heartbeat = facts.config.control.heartbeat
+    if heartbeat > HEARTBEAT_SECONDS_MAX:
+        expected, hint = f"expected at most {_seconds(HEARTBEAT_SECONDS_MAX)}", "control stretches it with the fleet"
+        yield Finding(("control", "heartbeat"), expected, _seconds(heartbeat), hint)
+    for path, model in _models(facts):
+        if model.profile is not None and 0 < model.profile.start_deadline < START_DEADLINE_SECONDS_MIN:
+            expected = f"expected at least {_seconds(START_DEADLINE_SECONDS_MIN)}, more than between two probes"
+            yield Finding((*path, "profile", "start_deadline"), expected, _seconds(model.profile.start_deadline))
+
+
 def counts_within_limits(facts: Facts) -> Iterator[Finding]:
     """Negative or absurd counts."""
     yield from at_least(("router", "workers"), facts.config.router.workers, 1, WORKERS_MAX)
@@ -103,10 +125,12 @@ def unreachable_before_lost(facts: Facts) -> Iterator[Finding]:
     """A node that is lost before it is unreachable would be replaced without a warning."""
     control = facts.config.control
     unreachable = control.heartbeat * MISSED_SLACK * control.unreachable_after_missed
+    formula = f"heartbeat x {MISSED_SLACK} x unreachable_after_missed"
+    numbers = f"{_seconds(control.heartbeat)} x {MISSED_SLACK} x {control.unreachable_after_missed}"
     if unreachable >= control.lost_after:
         yield Finding(
             ("control", "lost_after"),
-            f"expected more than heartbeat x {MISSED_SLACK} x unreachable_after_missed = {_seconds(unreachable)}",
+            f"expected more than {formula} = {numbers} = {_seconds(unreachable)}",
             _seconds(control.lost_after),
             others=(("control", "heartbeat"), ("control", "unreachable_after_missed")),
         )
@@ -224,8 +248,7 @@ def profile_or_endpoints(facts: Facts) -> Iterator[Finding]:
         if model.profile is not None and model.endpoints:
             yield Finding((*path, "endpoints"), "expected either endpoints or a [models.profile], not both")
         if model.profile is None and model.endpoints:
-            ours = ("replicas", "replace_after", "drain_deadline", "update", "ready_min", "placement")
-            for key in ours:
+            for key in OF_PROFILES:
                 if (*path, key) in facts.given:
                     hint = "its endpoints are run by somebody else"
                     yield Finding((*path, key), "only a model with a [models.profile] has this", hint=hint)
@@ -280,6 +303,7 @@ def keys_are_hashes(facts: Facts) -> Iterator[Finding]:
 
 CLUSTER_RULES: tuple[Rule, ...] = (
     more_than_nothing,
+    timers_make_sense,
     counts_within_limits,
     unreachable_before_lost,
     replace_not_before_lost,
@@ -298,7 +322,7 @@ CLUSTER_RULES: tuple[Rule, ...] = (
 
 def _seconds(duration: float) -> str:
     """As it can be written in the file."""
-    return f"{duration:g}s"
+    return f"{duration:.15g}s"
 
 
 def _models(facts: Facts) -> Iterator[tuple[Path, Model]]:
@@ -337,6 +361,7 @@ def _profile(path: Path, profile: Profile, model: Model, facts: Facts) -> Iterat
     for index, argument in enumerate(profile.args):
         if "\0" in argument:
             yield Finding((*path, "args", index), "expected an argument without a NUL character", argument)
+    yield from check_fractions((*path, "args"), profile.args)
     for name, value in profile.env.items():
         if not _VARIABLE.fullmatch(name):
             yield Finding((*path, "env", name), "expected the name of a variable: letters, digits and _")
@@ -348,7 +373,7 @@ def _profile(path: Path, profile: Profile, model: Model, facts: Facts) -> Iterat
     if profile.gpu_memory is not None:
         if profile.gpus < 1:
             others = ((*path, "gpus"),)
-            yield Finding((*path, "gpu_memory"), "is per GPU, and the profile has none", hint="set gpus", others=others)
+            yield Finding((*path, "gpu_memory"), "is per GPU, and gpus = 0", hint="set gpus", others=others)
         if profile.gpu_memory <= 0:
             yield Finding((*path, "gpu_memory"), "expected a size of more than 0", profile.gpu_memory)
     if profile.probe not in PROBES and not profile.probe.startswith(PROBE_URL):

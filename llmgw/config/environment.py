@@ -12,10 +12,12 @@ The rules, for whoever sets one:
   begins with llmgw, are ignored with a note. Any other name is a mistake.
 """
 
+import enum
 import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,11 +25,21 @@ import attrs
 from llmgw.config.findings import Finding
 from llmgw.config.settings import Setting, settings_of
 from llmgw.config.unknown import FILES, nearest
+from llmgw.config.values import ADDRESS_EXPECTED, DURATION_EXPECTED, PATH_EXPECTED, PORTS_EXPECTED, SIZE_EXPECTED
+from llmgw.core.address import Address
+from llmgw.core.hardware import PortRange
+from llmgw.core.units import Duration, Size
+from llmgw.errors import InvariantBroken
 
 PREFIX = "LLMGW_"
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 OTHER_VARIABLES = {"LLMGW_ADMIN_URL": "the llmgw command"}
 """Variables that are no setting of a file -> who reads them."""
+
+LIST_EXPECTED = 'a list, as a,b or ["a", "b"]'
+TABLE_EXPECTED = 'a TOML inline table, as { zone = "a" }'
+INTEGER_EXPECTED = "an integer in digits"
+INTEGERS = (int, int | None)
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _KUBERNETES = re.compile(
@@ -109,23 +121,52 @@ def _not_settable(name: str, mine: dict[str, Setting]) -> Finding:
 
 def _value(text: str, setting: Setting) -> Any:
     """The value as TOML would have given it, or the finding."""
+    kind, origin = setting.kind, typing.get_origin(setting.kind)
+    wrong = Finding(setting.path, f"expected {expected_of(kind)}", text)
     if not text.strip():
-        return Finding(setting.path, "expected a value", text, "an empty variable is a mistake: unset it")
-    origin = typing.get_origin(setting.kind)
-    if setting.kind is bool:
-        if text.lower() not in BOOLS:
-            return Finding(setting.path, "expected " + " or ".join(BOOLS), text)
-        return BOOLS[text.lower()]
-    if setting.kind in (int, int | None):
-        if not _INTEGER.fullmatch(text):
-            return Finding(setting.path, "expected an integer in digits", text)
-        return int(text)
+        return attrs.evolve(wrong, hint="an empty variable is a mistake: unset it")
+    if kind is bool:
+        return BOOLS.get(text.lower(), wrong)
+    if kind in INTEGERS:
+        return int(text) if _INTEGER.fullmatch(text) else wrong
     if origin is tuple and not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",")]
     if origin in (tuple, dict):
         try:
             return tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            form = 'a TOML array, as ["a", "b"]' if origin is tuple else 'a TOML inline table, as { zone = "a" }'
-            return Finding(setting.path, f"expected {form}", text)
+            return wrong
     return text
+
+
+def expected_of(kind: Any) -> str:
+    """What a variable for a setting of that type must hold, as a phrase."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    if typing.get_origin(kind) is dict:
+        return TABLE_EXPECTED
+    if typing.get_origin(kind) is tuple:
+        return LIST_EXPECTED
+    for member in _members(kind):
+        if member in _EXPECTED:
+            return _EXPECTED[member]
+    raise InvariantBroken(f"no phrase for {kind}")
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    """The type itself and every one inside a union or an annotation."""
+    yield kind
+    for inner in typing.get_args(kind):
+        yield from _members(inner)
+
+
+_EXPECTED: dict[Any, str] = {
+    bool: " or ".join(BOOLS),
+    int: INTEGER_EXPECTED,
+    str: "a text",
+    Path: PATH_EXPECTED,
+    Address: ADDRESS_EXPECTED,
+    PortRange: PORTS_EXPECTED,
+    Duration: DURATION_EXPECTED,
+    Size: SIZE_EXPECTED,
+}

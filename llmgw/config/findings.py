@@ -19,6 +19,10 @@ SECRET_TABLES = ("env",)
 """Tables whose every value may be a secret, whatever its name."""
 
 
+PATHS_OF_SECRETS = (("tls", "key"),)
+"""Settings that are named like secrets and hold the path of one."""
+
+
 @attrs.frozen
 class Finding:
     """One mistake."""
@@ -40,7 +44,8 @@ def shown(value: Any, path: tuple[Step, ...]) -> str:
     """The value as one would write it in the file, on one line, shortened; `***` for what may be a secret."""
     if value is ABSENT:
         return ""
-    if any(step in SECRET_TABLES for step in path) or (path and names_secret(str(path[-1]))):
+    by_name = bool(path) and names_secret(str(path[-1])) and path[-2:] not in PATHS_OF_SECRETS
+    if by_name or any(step in SECRET_TABLES for step in path):
         return REDACTED
     text = _written(value)
     return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "..."

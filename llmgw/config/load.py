@@ -22,7 +22,7 @@ from llmgw.config.lines import key_lines, line_of
 from llmgw.config.node_rules import check_node
 from llmgw.config.reading import read
 from llmgw.config.schema import ClusterConfig, NodeConfig
-from llmgw.config.unknown import models_hint
+from llmgw.config.unknown import named_hint
 from llmgw.config.values import BadValueError, path_under
 from llmgw.core.catalog import Model
 from llmgw.errors import ConfigError, Mistake
@@ -163,7 +163,7 @@ def _not_toml(source: Source, message: str) -> Mistake:
         origin, message = f"{source.name}:{match[1]}", f"{message[: match.start()]} (column {match[2]})"
     hint = ""
     if table := _MODELS_TABLE.search(source.text):
-        hint = models_hint({table[1].replace('"', "").replace("'", ""): {}})
+        hint = named_hint("models", {table[1].replace('"', "").replace("'", ""): {}})
     return Mistake(origin, "", f"not TOML: {message}", hint=hint)
 
 

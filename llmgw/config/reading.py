@@ -18,7 +18,7 @@ from llmgw.config import values
 from llmgw.config.findings import ABSENT, Finding
 from llmgw.config.schema import AddressRule
 from llmgw.config.settings import settings_of
-from llmgw.config.unknown import models_hint, settings_path, unknown_key
+from llmgw.config.unknown import NAMED_BY, named_hint, quoted_hint, settings_path, unknown_key
 from llmgw.core.address import Address
 from llmgw.core.hardware import PortRange
 from llmgw.core.units import Duration, Size
@@ -122,8 +122,10 @@ def _finding(flaw: Flaw, cls: type) -> Finding:
             name = ".".join(part.removesuffix("[]") for part in setting.path)
             many = setting.path[-1].endswith("[]")
             expected = f"tables [[{name}]]" if many else f"a table [{name}]"
-            if many and where == ("models",):
-                hint = models_hint(flaw.value)
+            if many and len(where) == 1 and where[0] in NAMED_BY:
+                hint = named_hint(where[0], flaw.value)
+        elif typing.get_origin(setting.kind) is dict and setting.path == where[:-1]:
+            hint = quoted_hint(flaw.path[-1], flaw.value)
     return Finding(flaw.path, f"expected {expected}", ABSENT if flaw.value is None else flaw.value, hint)
 
 

@@ -1,4 +1,7 @@
-"""What to say of a key that does not exist: the key that was probably meant, and where it belongs."""
+"""What to say of a key that does not exist: the key that was probably meant, and where it belongs.
+
+Names that have a dot in them and are not quoted get a hint of their own: in TOML they are tables in tables.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from llmgw.config.engine_options import option_hint
 from llmgw.config.findings import Finding
 from llmgw.config.schema import ClusterConfig, NodeConfig
 from llmgw.config.settings import Setting, settings_of, table_name
@@ -13,6 +17,11 @@ from llmgw.core.catalog import Model
 from llmgw.strict import Step
 
 FILES: dict[type, str] = {ClusterConfig: "cluster.toml", NodeConfig: "node.toml"}
+
+NAMED_BY = {"models": "name", "keys": "name", "fabrics": "name", "gpus": "uuid"}
+"""Arrays of tables -> the key that names one."""
+
+DOT = "a name that contains a dot must be quoted"
 
 NEAR = 0.6
 """difflib's ratio from which a name is called near: `gpu_memroy`, `heartbeat_intervall` (to `heartbeat`)."""
@@ -24,7 +33,10 @@ def unknown_key(path: tuple[Step, ...], value: Any, config: type) -> Finding:
     table = settings_path(path)[:-1]
     siblings = [setting for setting in settings_of(config) if setting.path[:-1] == table]
     hint = (
-        _a_model_by_its_name(path, value)
+        _an_item_by_its_name(path, value)
+        or _a_node(path, value)
+        or (option_hint(key, value) if table == ("models[]", "profile") else "")
+        or _of_a_secret(path)
         or _spelt_otherwise(key, siblings)
         or _in_another_table(key, table, config)
         or _near(key, siblings)
@@ -51,25 +63,52 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
-def models_hint(value: Any) -> str:
-    """For `[models.qwen2.5-7b]`: how a model is written, with the name that was probably meant."""
+def named_hint(array: str, value: Any) -> str:
+    """For `[models.qwen2.5-7b]`: how an item of that array is written, with the name that was probably meant."""
     names: list[str] = []
+    known = {field.name for field in attrs.fields(Model)}
     while isinstance(value, dict) and len(value) == 1:
         name, value = next(iter(value.items()))
-        if not isinstance(value, dict) or name in {field.name for field in attrs.fields(Model)}:
+        if not isinstance(value, dict) or name in known:
             break
         names.append(name)
     name = ".".join(names) or "NAME"
-    return f'write [[models]] with name = "{name}" in it: an unquoted dot in a table name makes a table in a table'
+    reason = DOT if len(names) > 1 else "each has a table of its own"
+    return f'write [[{array}]] with {NAMED_BY[array]} = "{name}" in it: {reason}'
 
 
-def _a_model_by_its_name(path: tuple[Step, ...], value: Any) -> str:
+def quoted_hint(name: Step, value: Any) -> str:
+    """For a table where a text belongs, under a name of the operator's: `zone.a = "x"` is a table `zone`."""
+    names = [str(name)]
+    while isinstance(value, dict) and len(value) == 1:
+        inner, value = next(iter(value.items()))
+        names.append(str(inner))
+    return f'{DOT}: "{".".join(names)}"' if isinstance(value, str) and len(names) > 1 else ""
+
+
+def _an_item_by_its_name(path: tuple[Step, ...], value: Any) -> str:
     """`[models.qwen2.5-7b]` after a `[[models]]` is a table in that model."""
     if len(path) == 3 and path[0] == "models" and isinstance(value, dict):  # noqa: PLR2004  models, 0, key
         inner = next(iter(value.values()), None)
         if "." in str(path[2]) or isinstance(inner, dict):
-            return models_hint({path[2]: value})
+            return named_hint("models", {path[2]: value})
     return ""
+
+
+def _a_node(path: tuple[Step, ...], value: Any) -> str:
+    """`[nodes.gpu1.example.org]`: elsewhere nodes are listed, and a dot in a host's name is no table."""
+    if path[:1] not in (("nodes",), ("node",)):
+        return ""
+    names: list[str] = []
+    while isinstance(value, dict) and len(value) == 1:
+        name, value = next(iter(value.items()))
+        names += [str(name)] if isinstance(value, dict) else []
+    name = ".".join(names) or "gpu1.example.org"
+    return f'no file lists nodes: each registers by its node.toml, as node_id = "{name}": {DOT}'
+
+
+def _of_a_secret(path: tuple[Step, ...]) -> str:
+    return 'write a text, or { file = "/a/path" }' if path[2:4] == ("profile", "env") else ""
 
 
 def _spelt_otherwise(key: str, siblings: list[Setting]) -> str:

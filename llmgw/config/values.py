@@ -34,6 +34,7 @@ GIB_MEANT_BELOW = 10_000
 
 PORTS_EXPECTED = f'a range of ports, as "20000-20999", within 1 to {PORT_MAX}'
 PATH_EXPECTED = "a path"
+ADDRESS_EXPECTED = '"host:port"'
 
 _NUMBER_UNIT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]*)")
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
@@ -102,13 +103,13 @@ def ports(value: Any) -> PortRange:
 def address(value: Any, *, default_port: int | None, listens: bool) -> Address:
     """A host and a port; `listens` allows port 0, any that is free."""
     if not isinstance(value, str):
-        raise BadValueError('"host:port"', value)
+        raise BadValueError(ADDRESS_EXPECTED, value)
     try:
         return parse_address(value, default_port=default_port, free_port=listens)
     except ValueError as error:
         # Its message has the value in it, and the value is shown beside ours.
         found = re.search(r"\(.*\)$", str(error))
-        raise BadValueError('"host:port"', value, found[0][1:-1] if found else "") from None
+        raise BadValueError(ADDRESS_EXPECTED, value, found[0][1:-1] if found else "") from None
 
 
 def path_under(base: Path) -> Callable[[Any], Path]:

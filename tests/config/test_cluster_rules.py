@@ -60,6 +60,21 @@ def test_what_is_right_passes(text: str, cluster_mistakes: Mistakes) -> None:
 
 WRONG = {
     "heartbeat of 0": (control('heartbeat = "0s"'), "control.heartbeat", "more than 0"),
+    "heartbeat of an hour": (
+        control('heartbeat = "5000s"\nlost_after = "10h"'),
+        "control.heartbeat",
+        'at most 60s, got "5000s"',
+    ),
+    "no time to start": (
+        control() + model(profile='start_deadline = "20ms"'),
+        "models[0].profile.start_deadline",
+        'at least 1s, more than between two probes, got "0.02s"',
+    ),
+    "a percentage": (
+        control() + model(profile='args = ["--gpu-memory-utilization", "90"]'),
+        "models[0].profile.args[1]",
+        'got "90" (did you mean 0.9?)',
+    ),
     "lost_after of 0": (control('lost_after = "0s"'), "control.lost_after", "more than 0"),
     "connect_timeout of 0": ('[router]\nconnect_timeout = "0s"', "router.connect_timeout", "more than 0"),
     "body_max of 0": ('[router]\nbody_max = "0B"', "router.body_max", "more than 0"),
@@ -77,7 +92,7 @@ WRONG = {
     "lost before unreachable": (
         control('lost_after = "7s"'),
         "control.lost_after",
-        'more than heartbeat x 1.2 x unreachable_after_missed = 7.2s, got "7s"',
+        'more than heartbeat x 1.2 x unreachable_after_missed = 2s x 1.2 x 3 = 7.2s, got "7s"',
     ),
     "replaced before lost": (
         control() + model('replace_after = "60s"'),
@@ -143,7 +158,7 @@ WRONG = {
     "memory of no GPU": (
         control() + model(profile='gpu_memory = "1GiB"'),
         "models[0].profile.gpu_memory",
-        "per GPU, and the profile has none",
+        "is per GPU, and gpus = 0",
     ),
     "no memory of a GPU": (
         control() + model(profile='gpus = 1\ngpu_memory = "0B"'),

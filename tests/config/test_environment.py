@@ -68,8 +68,18 @@ def test_lists_and_tables() -> None:
     assert override("LLMGW_GPU_FILTER__ONLY", "GPU-a,GPU-b", NodeConfig) == ["GPU-a", "GPU-b"]
     assert override("LLMGW_GPU_FILTER__ONLY", '["GPU-a", "GPU-b"]', NodeConfig) == ["GPU-a", "GPU-b"]
     assert override("LLMGW_LABELS", '{ zone = "a" }', NodeConfig) == {"zone": "a"}
-    assert "a TOML array" in refused("LLMGW_GPU_FILTER__ONLY", "[GPU-a", NodeConfig)
+    assert "expected a list, as a,b or" in refused("LLMGW_GPU_FILTER__ONLY", "[GPU-a", NodeConfig)
     assert "a TOML inline table" in refused("LLMGW_LABELS", "zone=a", NodeConfig)
+
+
+def test_every_variable_has_a_phrase_for_what_it_expects() -> None:
+    """Property: an empty one is told with its name and type, whatever setting it is for."""
+    for config in (ClusterConfig, NodeConfig):
+        for setting in settings_of(config):
+            if setting.table is None and not setting.in_array:
+                message = refused(variable_name(setting), "", config)
+                assert "expected " in message
+                assert 'got "" (an empty variable is a mistake: unset it)' in message
 
 
 @pytest.mark.parametrize("name", ["LLMGW_MODELS", "LLMGW_MODELS__0__NAME", "LLMGW_MODELS__NAME", "LLMGW_KEYS__NAME"])

@@ -33,6 +33,10 @@ def test_secrets_are_hidden(path: tuple[str, ...]) -> None:
     assert shown("hunter2hunter2", path) == "***"
 
 
+def test_the_path_of_a_key_s_file_is_no_secret() -> None:
+    assert shown("~/x.key", ("control", "tls", "key")) == '"~/x.key"'
+
+
 def test_a_finding_becomes_a_mistake_with_its_dotted_path() -> None:
     finding = Finding(("models", 0, "labels", "a.b"), "expected a string", 5, "write it in quotes")
     assert str(finding.mistake("cluster.toml:3")) == (

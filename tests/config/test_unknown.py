@@ -1,7 +1,7 @@
 import pytest
 
 from llmgw.config.schema import ClusterConfig, NodeConfig
-from llmgw.config.unknown import models_hint, nearest, settings_path, unknown_key
+from llmgw.config.unknown import named_hint, nearest, quoted_hint, settings_path, unknown_key
 from llmgw.strict import Step
 
 
@@ -19,6 +19,9 @@ from llmgw.strict import Step
         (("models_dir",), "x", '"models_dir" is known in node.toml'),
         (("log", "zzzz"), 1, "known here: level, format"),
         (("models", 3, "qwen2"), {"5-7b": {"engine": "x"}}, 'write [[models]] with name = "qwen2.5-7b" in it'),
+        (("models", 0, "profile", "gpu_memory_utilization"), 0.5, "an option of the engine belongs into args, as ["),
+        (("models", 0, "profile", "env", "A", "B"), "x", 'write a text, or { file = "/a/path" }'),
+        (("nodes",), {"gpu1": {"example": {"org": {"x": 1}}}}, "no file lists nodes"),
         (("models", 3, "qwen2.5-7b"), {"replicas": 1}, 'write [[models]] with name = "qwen2.5-7b" in it'),
     ],
 )
@@ -46,7 +49,17 @@ def test_tables_and_keys_are_told_apart() -> None:
     ],
 )
 def test_a_table_named_like_a_model_shows_how_a_model_is_written(value: object, name: str) -> None:
-    assert f'name = "{name}"' in models_hint(value)
+    assert f'name = "{name}"' in named_hint("models", value)
+
+
+def test_items_of_other_arrays_are_named_by_their_own_key() -> None:
+    assert named_hint("gpus", {"GPU-a": {"memory": "1GiB"}}).startswith('write [[gpus]] with uuid = "GPU-a" in it')
+
+
+def test_a_table_where_a_text_belongs_had_a_dot_in_its_name() -> None:
+    assert quoted_hint("a", {"b": {"c": "x"}}) == 'a name that contains a dot must be quoted: "a.b.c"'
+    assert quoted_hint("a", {"b": "x", "c": "y"}) == ""
+    assert quoted_hint("a", 5) == ""
 
 
 def test_settings_path() -> None:
