@@ -72,6 +72,9 @@ OUTPUT_BYTES_MAX = 256 * 1024
 STOP_MARGIN_SECONDS = 15.0
 """Beyond the longest grace, for the kernel to take down what was killed."""
 
+TELL_SECONDS = 2.0
+"""At the end, for control to acknowledge how the engines ended."""
+
 Inbox = trio.MemorySendChannel[LinkEvent | words.Event]
 
 
@@ -119,6 +122,8 @@ class Supervisor:
         self._running: dict[Launch, Running] = {}
         self._probing: dict[Launch, trio.CancelScope] = {}
         self._all_gone: trio.Event | None = None
+        self._acked = trio.Event()
+        """Set, and replaced, at each acknowledgement."""
 
     async def run(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Find the engines of the agent before, say that it has started, then supervise for ever."""
@@ -135,12 +140,15 @@ class Supervisor:
                     self._handle(event)
 
     async def stop_all(self, reason: str) -> tuple[str, ...]:
-        """Stop every engine and start none any more; the ids of those that were not gone in time."""
+        """Stop every engine, start none any more, and let control know; the ids of those that were not gone in time."""
         self._all_gone = trio.Event()
         graces = [held.spec.stop_grace for held in self._supervision.held.values()]
         await self.inbox.send(words.StopAll(reason))
         with trio.move_on_after(max(graces, default=0.0) + STOP_MARGIN_SECONDS):
             await self._all_gone.wait()
+        with trio.move_on_after(TELL_SECONDS):
+            while self._accepted and len(self._outbox):
+                await self._acked.wait()
         return not_gone(self._supervision)
 
     async def _attach(self) -> None:
@@ -179,6 +187,8 @@ class Supervisor:
                     self._settle(settled)
             case Acked(number):
                 self._settle(self._outbox.acknowledged(number))
+                self._acked.set()
+                self._acked = trio.Event()
             case Commanded(connection, command):
                 self._command(connection, command)
             case ListAsked():
