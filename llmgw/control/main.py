@@ -42,6 +42,7 @@ from llmgw.net.listening import (
     open_listener,
     raise_file_limit,
 )
+from llmgw.net.worker_settings import WorkerSettings, router_folder, worker_command
 
 log = structlog.get_logger()
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     llmgw.logs.configure(loaded.config.log)
     for note in loaded.notes:
         log.info("configuration", note=note)
-    sys.exit(trio.run(serve, loaded.config, arguments.file, keys))
+    sys.exit(trio.run(serve, loaded.config, keys))
 
 
 def read(file: str, environ: Mapping[str, str], keys: dict[tuple[str, str], str]) -> Loaded[ClusterConfig]:
@@ -104,7 +105,7 @@ def engine_mistakes(loaded: Loaded[ClusterConfig], file: str) -> Iterator[Mistak
             yield attrs.evolve(mistake, origin=mistake.origin or origin, path=path)
 
 
-async def serve(config: ClusterConfig, file: str, keys: Mapping[tuple[str, str], str]) -> int:
+async def serve(config: ClusterConfig, keys: Mapping[tuple[str, str], str]) -> int:
     """Run until a signal; the exit code."""
     raise_file_limit()
     inherited = Inherited.from_environment(os.environ, os.getpid())
@@ -113,7 +114,7 @@ async def serve(config: ClusterConfig, file: str, keys: Mapping[tuple[str, str],
             sockets = await open_sockets(config, inherited)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end_at_signal, nursery.cancel_scope)
-                await run(config, nursery, file=file, keys=keys, store=store, sockets=sockets)
+                await run(config, nursery, keys=keys, store=store, sockets=sockets)
     except (StateDirError, AddressTakenError, ListenError) as error:
         log.error("cannot run", reason=str(error))  # noqa: TRY400  a traceback says nothing here
         return EXIT_CANNOT_RUN
@@ -152,7 +153,6 @@ async def run(
     config: ClusterConfig,
     nursery: trio.Nursery,
     *,
-    file: str,
     keys: Mapping[tuple[str, str], str],
     store: ControlStore,
     sockets: Sockets,
@@ -181,7 +181,7 @@ async def run(
             run_workers,
             count=config.router.workers,
             listener=sockets.router,
-            command=partial(worker_command, file),
+            command=partial(worker_command, worker_settings(config)),
             serve=partial(serve_worker, send),
             record=worker_record(config),
             rng=rng,
@@ -229,22 +229,15 @@ async def end_at_signal(scope: trio.CancelScope) -> None:
             scope.cancel()
 
 
-def worker_command(file: str, index: int, stream_fd: int, listener_fd: int) -> list[str]:
-    """How a worker of the router is started."""
-    return [
-        sys.executable,
-        "-m",
-        "llmgw.router.worker",
-        file,
-        str(index),
-        str(stream_fd),
-        str(listener_fd),
-    ]
+def worker_settings(config: ClusterConfig) -> WorkerSettings:
+    """What the workers of the router are told."""
+    folder = router_folder(config.state_dir, config.router.listen.port)
+    return WorkerSettings(str(folder), config.router, config.log)
 
 
 def worker_record(config: ClusterConfig) -> Path:
     """The file that lists the living workers."""
-    return config.state_dir / f"router-{config.router.listen.port}" / "workers.json"
+    return router_folder(config.state_dir, config.router.listen.port) / "workers.json"
 
 
 def peer_of(connection: trio.socket.SocketType) -> str:

@@ -5,8 +5,13 @@ from http import HTTPStatus
 
 import msgspec
 
-from llmgw.core.routing import RoutedModel
+from llmgw.core.routing import ClientKey, RoutedModel
 from llmgw.router.dialects import Dialect, Problem, Trouble
+from llmgw.router.paths import ModelDetail, ModelList, Operation, Ready
+from llmgw.router.table import Table
+
+NAME_SHOWN_CHARS_MAX = 200
+"""Of a name that a client made up, in an error."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -47,11 +52,27 @@ def _model(model: RoutedModel, name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": model.created, "owned_by": "llmgw"}
 
 
-def model_list(models: list[RoutedModel]) -> bytes:
-    """The body of /v1/models. Catalog names only; whether a model is ready now plays no part."""
-    return msgspec.json.encode({"object": "list", "data": [_model(model, model.name) for model in models]})
+def own(operation: Operation, table: Table, owner: ClientKey | None, *, draining: bool) -> tuple[int, bytes]:
+    """(status, body) for a path that no engine is asked for. Raises Problem for a model that `owner` may not see."""
+    match operation:
+        case ModelList():
+            # All that the catalog has, ready or not, under their catalog names.
+            models = [model for model in table.models() if table.keys.allows(owner, model.name)]
+            return 200, msgspec.json.encode({"object": "list", "data": [_model(model, model.name) for model in models]})
+        case ModelDetail(name=name):
+            route = table.route(name)
+            if route is None or not table.keys.allows(owner, route.model.name):
+                raise unknown_model(name)
+            return 200, msgspec.json.encode(_model(route.model, name))
+        case Ready():
+            if draining or not table.known:
+                return 503, b'{"status":"not ready"}'
+            return 200, msgspec.json.encode({"status": "ready", "table": "stale" if table.stale else "current"})
+        case _:
+            return 200, b'{"status":"ok"}'
 
 
-def model_detail(model: RoutedModel, name: str) -> bytes:
-    """The body of /v1/models/NAME, under the name that was asked for, which may be an alias."""
-    return msgspec.json.encode(_model(model, name))
+def unknown_model(name: str) -> Problem:
+    """The same whether the model does not exist or the key may not use it."""
+    message = f"the model `{name[:NAME_SHOWN_CHARS_MAX]}` does not exist, or your key may not use it"
+    return Problem(Trouble.UNKNOWN_MODEL, f"{message} (names are compared exactly)", param="model")

@@ -5,7 +5,7 @@ connection ends. Each has the same surface:
 
 * `feed(data)` -> how many bytes of `data` belong to this body. Fewer than all of them: the body ended, and the rest
   belongs to whatever comes next.
-* `done`: the last byte of the body has been fed.
+* `done`: the last byte of the body has been fed; `content`: how many bytes of it were no framing.
 * `finish()`: the connection ended; whether the body is complete.
 * `owed()`: bytes that bring a body that was cut off to a place where something of ours can follow, or None.
 
@@ -49,6 +49,10 @@ class Body(Protocol):
     """One body on its way."""
 
     done: bool
+    content: int
+    """Bytes of content so far, without the framing; of a chunk from its first line on."""
+    payload: list[bytes] | None
+    """Where the content goes, as well as being counted."""
 
     def feed(self, data: bytes) -> int: ...
 
@@ -60,11 +64,12 @@ class Body(Protocol):
 class LengthBody:
     """A body of a length that was announced."""
 
-    __slots__ = ("_left", "_payload", "done")
+    __slots__ = ("_left", "content", "done", "payload")
 
     def __init__(self, length: int, payload: list[bytes] | None = None) -> None:
         self._left = length
-        self._payload = payload
+        self.payload = payload
+        self.content = 0
         self.done = length == 0
 
     @property
@@ -78,8 +83,9 @@ class LengthBody:
             size = self._left
             self.done = True
         self._left -= size
-        if self._payload is not None and size:
-            self._payload.append(data[:size])
+        self.content += size
+        if self.payload is not None and size:
+            self.payload.append(data[:size])
         return size
 
     def finish(self) -> bool:
@@ -93,15 +99,17 @@ class LengthBody:
 class CloseBody:
     """A body that ends with the connection."""
 
-    __slots__ = ("_payload", "done")
+    __slots__ = ("content", "done", "payload")
 
     def __init__(self, payload: list[bytes] | None = None) -> None:
-        self._payload = payload
+        self.payload = payload
+        self.content = 0
         self.done = False
 
     def feed(self, data: bytes) -> int:
-        if self._payload is not None:
-            self._payload.append(data)
+        self.content += len(data)
+        if self.payload is not None:
+            self.payload.append(data)
         return len(data)
 
     def finish(self) -> bool:
@@ -120,14 +128,15 @@ class ChunkedBody:
     trailer), `_DONE`.
     """
 
-    __slots__ = ("_left", "_line", "_payload", "_state", "_trailer_bytes", "done")
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "content", "done", "payload")
 
     def __init__(self, payload: list[bytes] | None = None) -> None:
         self._state = _SIZE
         self._left = 0
         self._line = b""
-        self._payload = payload
+        self.payload = payload
         self._trailer_bytes = 0
+        self.content = 0
         self.done = False
 
     def feed(self, data: bytes) -> int:
@@ -148,7 +157,8 @@ class ChunkedBody:
                 self._state = _TRAILER
                 break
             self._left = length + 2
-            if position + self._left <= size and self._payload is None:  # the whole chunk is here
+            self.content += length
+            if position + self._left <= size and self.payload is None:  # the whole chunk is here
                 position += self._left
                 if data[position - 2 : position] != b"\r\n":
                     raise FramingError("a chunk does not end in CR LF where its size says")
@@ -166,8 +176,8 @@ class ChunkedBody:
         ending = taken[content:]
         if ending and ending != b"\r\n"[2 - min(2, self._left) :][: len(ending)]:
             raise FramingError("a chunk does not end in CR LF where its size says")
-        if self._payload is not None and content:
-            self._payload.append(taken[:content])
+        if self.payload is not None and content:
+            self.payload.append(taken[:content])
         self._left -= len(taken)
         if self._left == 0:
             self._state = _SIZE

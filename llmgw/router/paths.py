@@ -106,3 +106,18 @@ def _unknown(method: bytes, path: bytes) -> str:
         if meant and _at(meant) is not None:
             return f"{shown} (did you mean {meant.decode('ascii', 'replace')}?)"
     return shown
+
+
+def path_of(operation: Operation) -> str:
+    """The path for records: one for all models, since names come from clients."""
+    match operation:
+        case Relayed(path=path):
+            return path.decode("ascii")
+        case ModelList():
+            return "/v1/models"
+        case ModelDetail():
+            return "/v1/models/{model}"
+        case Health():
+            return "/health"
+        case Ready():
+            return "/ready"

@@ -38,7 +38,7 @@ class Peeked:
     """It is a stream whose client asked for the usage."""
 
 
-def peek(body: bytes) -> Peeked:
+def peek(body: bytes | bytearray) -> Peeked:
     """What is in the body of a request. Raises Problem, naming `model` where that is what is wrong."""
     try:
         fields = _FIELDS.decode(body)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from llmgw.control.listener import Arrival
-from llmgw.control.main import ListenError, accept_agents, main, open_sockets, peer_of, read, worker_command
+from llmgw.control.main import ListenError, accept_agents, main, open_sockets, peer_of, read
 from llmgw.control.store import state_dir_lock
 from llmgw.core.address import Address
 from llmgw.errors import ConfigError
@@ -141,11 +141,6 @@ async def test_an_ipv4_peer_of_an_ipv6_socket_has_its_ipv4_address(nursery: trio
         accepted, _ = listener.accept()
         with trio.socket.from_stdlib_socket(accepted) as connection:
             assert peer_of(connection) == f"127.0.0.1:{client.getsockname()[1]}"
-
-
-def test_a_worker_is_told_its_number_and_its_two_sockets() -> None:
-    assert worker_command("c.toml", 1, 5, 6)[0] == sys.executable
-    assert worker_command("c.toml", 1, 5, 6)[-4:] == ["c.toml", "1", "5", "6"]
 
 
 def run(file: str) -> "subprocess.Popen[bytes]":

@@ -276,13 +276,17 @@ ports = "{first}-{first + 9}"
             if shard["node"] == node["id"] and shard.get("pid") and not shard["gone"]
         ]
 
+    def _log_events(self, name: str, event: str) -> list[dict[str, Any]]:
+        return next((daemon.events(event) for daemon in self.daemons if daemon.name == name), [])
+
     def _end_engines(self, node: str) -> None:
         # An agent that may stop its engines, told to end at once: the way a user would clean a node.
         folder = self.folder / node
         if not folder.exists():
             return
+        before = len(self._log_events(node, "agent started"))
         agent = self.agent(node, environ={"LLMGW_STOP_ENGINES_ON_EXIT": "true"})
-        wait_until(f"{node} to start for the clean-up", 50, lambda: agent.events("agent started"))
+        wait_until(f"{node} to start for the clean-up", 50, lambda: len(agent.events("agent started")) > before)
         agent.stop()
 
 

@@ -34,7 +34,7 @@ def test_agent_killed_without_traffic_is_unreachable_then_lost(make_cluster: Cal
     wait_until("lost", 100, lambda: cluster.node("gpu-a").get("state") == "lost")
     explanation = wait_until("an explanation", 50, lambda: cluster.model("tiny").get("explanation"))
     (reason,) = [reason for reason in explanation["reasons"] if "gpu-a" in reason["nodes"]]
-    assert reason["rule"] == "node_state"
+    assert reason["rule"] == "state"
     assert "lost" in reason["detail"]
     assert cluster.model("tiny")["ready"] == 0
     assert alive(shard["pid"])
