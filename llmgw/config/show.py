@@ -49,6 +49,8 @@ class Row:
     """As TOML has it; None: not set; an empty dict: a table with nothing in it."""
     origin: str
     """`FILE:LINE`, a variable or an option, or `default`."""
+    raw: Any = attrs.field(default=None, repr=False, eq=False)
+    """The value itself, which may be secret: to compare, never to show."""
 
 
 def rows(loaded: Loaded[Any]) -> tuple[Row, ...]:
@@ -57,6 +59,11 @@ def rows(loaded: Loaded[Any]) -> tuple[Row, ...]:
     if not isinstance(loaded.config, ClusterConfig):
         return found
     return tuple(_not_before_lost(row, loaded.config) for row in found)
+
+
+def rows_of(holder: Any, path: tuple[Step, ...] = ()) -> tuple[Row, ...]:
+    """The settings of a part of a configuration, as one model, without their origins."""
+    return tuple(_class_rows(holder, path, {}))
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -82,6 +89,13 @@ def as_toml(shown: tuple[Row, ...]) -> str:
         else:
             lines += _assignment(key, row.value, row.origin)
     return "\n".join(_plain(line) for line in lines).lstrip("\n") + "\n"
+
+
+def text_of(value: Any) -> str:
+    """A value of a row as TOML, on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(text_of, value))}]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").removesuffix("\n")
 
 
 def duration_text(seconds: float) -> str:
@@ -112,7 +126,7 @@ def _class_rows(holder: Any, path: tuple[Step, ...], origins: Mapping[str, str])
         if _is_table(value):
             tables.append((where, value))
         else:
-            yield Row(where, _as_data(value, field.type, field.name), _origin(where, origins))
+            yield Row(where, _as_data(value, field.type, field.name), _origin(where, origins), value)
     for where, value in tables:
         yield from _table_rows(value, where, origins)
 
@@ -120,12 +134,12 @@ def _class_rows(holder: Any, path: tuple[Step, ...], origins: Mapping[str, str])
 def _table_rows(value: Any, path: tuple[Step, ...], origins: Mapping[str, str]) -> Iterator[Row]:
     if isinstance(value, dict):
         if not value:
-            yield Row(path, {}, _origin(path, origins))
+            yield Row(path, {}, _origin(path, origins), {})
         for name, item in value.items():
             if attrs.has(type(item)):
                 continue
             hidden = path[-1] in SECRET_TABLES or names_secret(name)
-            yield Row((*path, name), REDACTED if hidden else item, _origin((*path, name), origins))
+            yield Row((*path, name), REDACTED if hidden else item, _origin((*path, name), origins), item)
         for name, item in value.items():
             if attrs.has(type(item)):
                 yield from _class_rows(item, (*path, name), origins)
@@ -185,18 +199,10 @@ def _header(table: tuple[Step, ...]) -> str:
 
 
 def _assignment(key: str, value: Any, origin: str) -> list[str]:
-    if isinstance(value, list):
-        items = [_scalar(item) for item in value]
-        line = f"{_key(key)} = [{', '.join(items)}]"
-        if len(line) > LINE_CHARS_MAX:
-            return [_with_comment(f"{_key(key)} = [", origin), *(f"    {item}," for item in items), "]"]
-    else:
-        line = f"{_key(key)} = {_scalar(value)}"
+    line = f"{_key(key)} = {text_of(value)}"
+    if isinstance(value, list) and len(line) > LINE_CHARS_MAX:
+        return [_with_comment(f"{_key(key)} = [", origin), *(f"    {text_of(item)}," for item in value), "]"]
     return [_with_comment(line, origin)]
-
-
-def _scalar(value: Any) -> str:
-    return tomli_w.dumps({"x": value}).removeprefix("x = ").removesuffix("\n")
 
 
 def _key(name: str) -> str:
