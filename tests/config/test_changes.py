@@ -22,6 +22,7 @@ from llmgw.config.changes import (
 from llmgw.config.load import Loaded
 from llmgw.config.schema import ClusterConfig, NodeConfig
 from llmgw.core.catalog import Model, Placement, Profile, Secret, StaticEndpoint
+from llmgw.core.units import Duration
 
 LoadCluster: TypeAlias = Callable[..., Loaded[ClusterConfig]]
 LoadNode: TypeAlias = Callable[..., Loaded[NodeConfig]]
@@ -65,7 +66,7 @@ def test_a_changed_profile_restarts_that_model_alone(changes: Of) -> None:
         attrs.evolve(OURS, aliases=("b",)),
         attrs.evolve(OURS, placement=Placement(labels={"zone": "a"})),
         attrs.evolve(OURS, replace_after=None),
-        attrs.evolve(OURS, drain_deadline=attrs.evolve(OURS).drain_deadline * 2),
+        attrs.evolve(OURS, drain_deadline=Duration(5.0)),
         attrs.evolve(OURS, ready_min=1),
     ],
 )
