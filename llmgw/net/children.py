@@ -101,14 +101,16 @@ class _Workers:
 
     async def run_one(self, index: int, nursery: trio.Nursery) -> None:
         """Start a worker and serve it until it has died, or `serve` has ended and it is leaving."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # the listener is closed by then
         ours, theirs = socket.socketpair()
-        with theirs:
+        # A duplicate, since the listener may be closed while the process is being started.
+        with theirs, self.listener.dup() as listener:
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
             with trio.CancelScope(shield=True):  # cancelled in between, a process would be nobody's
                 process = await trio.lowlevel.open_process(
-                    list(self.command(index, theirs.fileno(), self.listener.fileno())),
+                    list(self.command(index, theirs.fileno(), listener.fileno())),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), self.listener.fileno()),
+                    pass_fds=(theirs.fileno(), listener.fileno()),
                 )
         self.living[process.pid] = process
         self.write_record()
