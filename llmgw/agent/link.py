@@ -14,7 +14,7 @@ import trio
 
 import llmgw
 from llmgw.agent.hardware import HardwareReading, HardwareView, worth_registering
-from llmgw.agent.logs import LogSender
+from llmgw.agent.log_sender import LogSender
 from llmgw.agent.uplink import (
     Accepted,
     Acked,

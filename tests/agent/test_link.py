@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from llmgw.agent.hardware import HardwareReading, HardwareView
 from llmgw.agent.link import Identity, Link, Supplies, local_address
-from llmgw.agent.logs import CHUNK_BYTES, REQUESTS_MAX
+from llmgw.agent.log_sender import CHUNK_BYTES, REQUESTS_MAX
 from llmgw.agent.uplink import (
     Accepted,
     Acked,

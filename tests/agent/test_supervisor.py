@@ -435,8 +435,8 @@ async def test_c06_slow_loading_is_not_failure_and_early_exit_is_not_slow_loadin
     assert 1200 <= trio.current_time() - begun <= 1201
     assert report.cause == "start deadline"
     assert "gave no answer" in report.error
-    assert node.launcher.process("c/0/0").stops == [(5.0, False)]
     await node.wait_for("c/0/0", "failed", gone=True)
+    assert node.launcher.process("c/0/0").stops == [(5.0, False)]
 
     node.launcher.prepare_process = lambda _: None
     for shard in ("b/0/0", "c/0/0"):
