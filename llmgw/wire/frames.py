@@ -36,8 +36,8 @@ ENTRIES_MAX = 65_536
 """Of one map: while it is built each entry costs 130 bytes more than afterwards."""
 
 HARMLESS_BYTES = 1024
-"""Frames up to this length need no walk: msgpack nests 1,024 deep and takes no array longer than its frame, so that
-at most 8 MiB can be allocated. Every heartbeat of an ordinary node is below."""
+"""Frames up to this length need no walk: msgpack nests 1,024 deep and takes no array or map longer than its frame, so
+that at most 8 MiB can be allocated. Every heartbeat of an ordinary node is below."""
 
 LENGTH = struct.Struct(">I")
 
@@ -108,7 +108,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
             object_pairs_hook=build_map,
             list_hook=build_array,
             ext_hook=_refuse_extension,
-            max_map_len=ENTRIES_MAX,
+            max_map_len=min(ENTRIES_MAX, len(body)),
         )
     except msgpack.ExtraData as error:
         raise PeerError(PeerReason.NOT_A_MAP, f"{len(error.extra)} bytes follow the first value") from None

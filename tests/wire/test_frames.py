@@ -148,6 +148,7 @@ REFUSED_EARLY = {
     "announced, nested, and not there": (A_LIST + b"\xdd\x00\x3f\xff\x00" * 1000).ljust(ROOM, b"\x00"),
     "announced in 20 KB": A_LIST + b"\xdd\x00\x00\x40\x00" * 1000 + b"\xc0" * 15_000,
     "announced in 1 KiB": A_LIST + b"\xdd\x00\x00\x03\xe0" * 200,
+    "announced maps in 1 KiB": A_LIST + b"\xde\xff\xff" * 210,
     "announced maps": A_LIST + b"\xdf\x00\x00\x40\x00" * 1000 + b"\xa1" * 15_000,
     "one map with too many entries": A_LIST + b"\xdf" + struct.pack(">I", 800_000) + b"\xa1x\xc0" * 800_000,
 }
