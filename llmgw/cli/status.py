@@ -28,6 +28,8 @@ WIDE_COLUMNS = 100
 """From this width on the columns appear that one looks at less often."""
 FOLDED_COLUMNS = frozenset({"name", "labels", "GPUs", "shards", "aliases", "from", "address"})
 """What may stand in several lines where the terminal is narrow. Names, states and figures never do."""
+SAID_BY_THE_FIGURE = frozenset({"exited", "signalled"})
+"""Causes that the exit code or the signal beside them says already."""
 UUID_LETTERS = 12
 """Of a GPU's UUID: `GPU-` and 8 hex digits tell the cards of a cluster apart."""
 
@@ -35,18 +37,22 @@ UUID_LETTERS = 12
 def print_status(console: Console, status: Status) -> None:
     """Print the whole status: control, nodes, their GPUs, models, replicas, routers."""
     wide = console.width >= WIDE_COLUMNS
-    console.print(control_line(status.control))
-    for title, part in (
-        ("Nodes", nodes_part(status, wide=wide)),
-        ("GPUs", gpus_part(status.nodes)),
-        ("Models", models_part(status.models)),
-        ("Replicas", replicas_part(status.models, wide=wide)),
-        ("Routers", routers_part(status)),
-    ):
-        if part is not None:
-            console.print()
-            console.print(Text(title, style="bold"))
-            console.print(Padding(part, (0, 0, 0, 2), expand=False))
+    with console.capture() as capture:
+        console.print(control_line(status.control))
+        for title, part in (
+            ("Nodes", nodes_part(status, wide=wide)),
+            ("GPUs", gpus_part(status.nodes)),
+            ("Models", models_part(status.models)),
+            ("Replicas", replicas_part(status.models, wide=wide)),
+            ("Routers", routers_part(status)),
+        ):
+            if part is not None:
+                console.print()
+                console.print(Text(title, style="bold"))
+                console.print(Padding(part, (0, 0, 0, 2), expand=False))
+    # Tables fill their columns with blanks, which get in the way of whoever copies or compares.
+    for line in capture.get().splitlines():
+        console.file.write(line.rstrip() + "\n")
 
 
 def control_line(control: ControlStatus) -> RenderableType:
@@ -172,7 +178,7 @@ def _add_replica(table: Table, notes: list[tuple[str, Text]], replica: ReplicaSt
             plain(shard.node),
             _gpus(shard, wide=wide),
             "" if shard.port is None else str(shard.port),
-            "" if shard.pid is None else str(shard.pid),
+            "" if shard.pid is None or shard.gone else str(shard.pid),
             *((str(shard.epoch),) if wide else ()),
         )
     if replica.reason:
@@ -182,16 +188,15 @@ def _add_replica(table: Table, notes: list[tuple[str, Text]], replica: ReplicaSt
 
 
 def _shard_notes(shard: ShardStatus, *, said: str) -> list[tuple[str, Text]]:
-    how = [
+    facts = [
+        "" if shard.cause in SAID_BY_THE_FIGURE else shard.cause,
         f"exit code {shard.exit_code}" if shard.exit_code is not None else "",
         f"signal {shard.signal}" if shard.signal is not None else "",
     ]
-    facts = ", ".join(fact for fact in (shard.cause, *how) if fact)
-    notes: list[tuple[str, Text]] = []
-    if shard.error and shard.error not in said:
-        notes.append((shard.id, plain(f"{shard.error} ({facts})" if facts else shard.error, BAD)))
-    elif facts and facts not in said:
-        notes.append((shard.id, plain(facts, BAD)))
+    error = "" if shard.error in said else shard.error
+    new = ", ".join(fact for fact in facts if fact and fact not in said and fact not in error)
+    text = f"{error} ({new})" if error and new else error or new
+    notes = [(shard.id, plain(text, BAD))] if text else []
     lines = [line for line in shard.output.splitlines() if line.strip()]
     notes += [("", Text("| " + clean(line), style="dim")) for line in lines[-OUTPUT_LINES_MAX:]]
     return notes

@@ -16,13 +16,13 @@ def rendered(status: doc.Status, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     print_status(console, status)
     assert isinstance(console.file, io.StringIO)
-    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
+    return console.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_status_with_one_of_everything(status: doc.Status, width: int, snapshot: Callable[[str, str], None]) -> None:
     text = rendered(status, width)
-    assert all(len(line) <= width for line in text.splitlines())
+    assert all(len(line) <= width and not line.endswith(" ") for line in text.splitlines())
     snapshot(f"status-{width}", text)
 
 
@@ -88,3 +88,32 @@ def test_only_the_end_of_a_long_output_is_shown(status: doc.Status) -> None:
     assert "line 99" in text
     assert "line 95" not in text
     assert "exit code 1" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "shard", "note"),
+    [
+        (
+            "",
+            doc.ShardStatus("m/0/0", "n1", "failed", error="it ended", cause="exited", exit_code=3),
+            "it ended (exit code 3)",
+        ),
+        (
+            "",
+            doc.ShardStatus("m/0/0", "n1", "failed", error="out of memory", cause="gpu memory"),
+            "out of memory (gpu memory)",
+        ),
+        ("", doc.ShardStatus("m/0/0", "n1", "failed", cause="signalled", signal=9), "m/0/0: signal 9"),
+        ("signal 9, sender unknown", doc.ShardStatus("m/0/0", "n1", "failed", cause="signalled", signal=9), None),
+        ("x", doc.ShardStatus("m/0/0", "n1", "failed", error="x", cause="exited", exit_code=1), "m/0/0: exit code 1"),
+    ],
+)
+def test_how_an_engine_ended_is_said_once(
+    status: doc.Status, reason: str, shard: doc.ShardStatus, note: str | None
+) -> None:
+    replica = doc.ReplicaStatus("m/0", "failed", reason, shards=(shard,))
+    text = rendered(doc.Status(status.control, models=(doc.ModelStatus("m", desired=1, replicas=(replica,)),)), 80)
+    if note is None:
+        assert "m/0/0: " not in text
+    else:
+        assert note in text
