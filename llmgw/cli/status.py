@@ -65,6 +65,8 @@ def control_line(control: ControlStatus) -> RenderableType:
 
 def nodes_part(status: Status, *, wide: bool) -> RenderableType:
     """One line a node, then why those that are not healthy are not."""
+    if not status.nodes and status.models and not any(model.desired for model in status.models):
+        return Text("none: every model has its endpoints elsewhere")
     if not status.nodes:
         return Text("none yet: on a GPU node run `llmgw-agent --server ADDRESS`, with `[control] listen` as ADDRESS")
     table = _table("node", "state", "for", "heard", "address", "GPUs", *(("CPUs", "memory") if wide else ()), "labels")

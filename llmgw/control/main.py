@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,17 +22,14 @@ import trio
 
 import llmgw
 import llmgw.logs
-from llmgw.commandline import cluster_parser, read_cluster, settle
-from llmgw.config.load import Loaded
+from llmgw.commandline import cluster_parser, init_parser, read_control, run_init, settle
 from llmgw.config.schema import ClusterConfig
 from llmgw.control.admin import serve_admin
 from llmgw.control.app import run_control
 from llmgw.control.listener import Arrival
 from llmgw.control.store import ControlStore, StateDirError, state_dir_lock
 from llmgw.core.address import Address
-from llmgw.engines import ENGINES
-from llmgw.errors import ConfigError, LlmgwError, Mistake
-from llmgw.keyfiles import read_key_files
+from llmgw.errors import LlmgwError
 from llmgw.net.children import end_recorded_workers, run_workers
 from llmgw.net.listening import (
     AddressTakenError,
@@ -70,39 +67,16 @@ class Sockets:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script."""
-    arguments = cluster_parser("llmgw-control", PURPOSE).parse_args(argv)
+    run_init(
+        argv, init_parser("llmgw-control", "cluster.toml"), lambda given: init(given.folder, given.models, os.environ)
+    )
+    arguments = cluster_parser("llmgw-control", PURPOSE, writes="cluster.toml").parse_args(argv)
     keys: dict[tuple[str, str], str] = {}
-    loaded = settle(lambda: read(arguments.file, os.environ, keys), check=arguments.check)
+    loaded = settle(lambda: read_control(arguments.file, os.environ, keys), check=arguments.check)
     llmgw.logs.configure(loaded.config.log)
     for note in loaded.notes:
         log.info("configuration", note=note)
     sys.exit(trio.run(serve, loaded.config, keys))
-
-
-def read(file: str, environ: Mapping[str, str], keys: dict[tuple[str, str], str]) -> Loaded[ClusterConfig]:
-    """The configuration, every profile checked by its engine's adapter, and the key files read into `keys`."""
-    loaded = read_cluster(file, environ)
-    mistakes = list(engine_mistakes(loaded, file))
-    try:
-        keys.update(read_key_files(loaded.config))
-    except ConfigError as error:
-        mistakes.extend(error.mistakes)
-    if mistakes:
-        raise ConfigError(tuple(mistakes))
-    return loaded
-
-
-def engine_mistakes(loaded: Loaded[ClusterConfig], file: str) -> Iterator[Mistake]:
-    """What the engines' adapters find wrong with the profiles, wherever they would run."""
-    for number, model in enumerate(loaded.config.models):
-        if model.profile is None:
-            continue
-        prefix = f"models[{number}].profile"
-        for mistake in ENGINES[model.profile.engine].check(model.profile):
-            path = f"{prefix}.{mistake.path}" if mistake.path else prefix
-            places = (path, path.rpartition("[")[0], prefix)  # an element of a list stands on the list's line
-            origin = next((loaded.origins[place] for place in places if place in loaded.origins), file)
-            yield attrs.evolve(mistake, origin=mistake.origin or origin, path=path)
 
 
 async def serve(config: ClusterConfig, keys: Mapping[tuple[str, str], str]) -> int:

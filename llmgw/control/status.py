@@ -88,7 +88,7 @@ def _reasons(scene: Scene) -> Iterator[str]:
         left = f"for at most another {format_seconds(recovery.until - scene.now)}" if scene.now < recovery.until else ""
         yield f"{recovery.reason}: nothing is stopped or given up {left}".rstrip()
     until = scene.fleet.spare_strangers_until
-    if until is not None and scene.now < until:
+    if until is not None and scene.now < until and scene.fleet.nodes:
         yield f"first start: engines that it did not start itself are let be for {format_seconds(until - scene.now)}"
 
 

@@ -44,6 +44,13 @@ def test_an_empty_control_says_what_to_do_next(snapshot: Callable[[str, str], No
     snapshot("status-empty", rendered(doc.Status(doc.ControlStatus("0.1.0", "serving", 0.2, 0, 0)), 80))
 
 
+def test_a_router_alone_is_not_told_to_find_nodes(status: doc.Status) -> None:
+    model = doc.ModelStatus("legacy", endpoints=(doc.EndpointStatus("legacy@http://x:1", "http://x:1", "ready"),))
+    text = rendered(doc.Status(status.control, models=(model,)), 80)
+    assert "none: every model has its endpoints elsewhere" in text
+    assert "llmgw-agent" not in text
+
+
 def test_what_a_peer_says_cannot_steer_the_terminal(status: doc.Status) -> None:
     evil = "\x1b]0;owned\x07[bold]x[/bold]\u202e\u009b31m"
     node = doc.NodeStatus(evil, evil, (evil,), evil, labels={evil: evil}, reason=evil, problems=(evil,))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from llmgw.commandline import read_control as read
 from llmgw.control.listener import Arrival
-from llmgw.control.main import ListenError, accept_agents, main, open_sockets, peer_of, read
+from llmgw.control.main import ListenError, accept_agents, main, open_sockets, peer_of
 from llmgw.control.store import state_dir_lock
 from llmgw.core.address import Address
 from llmgw.errors import ConfigError
