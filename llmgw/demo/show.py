@@ -14,7 +14,6 @@ from llmgw.config.schema import ClusterConfig
 from llmgw.demo.daemons import Daemon, Engine, Interrupts, children_of, left_of, start, wait_until_gone
 from llmgw.demo.progress import Progress, Serving
 from llmgw.demo.talk import Answer, TalkError, ask, question, reached_at, read_status
-from llmgw.demo.tiny_model import Shape, write_tiny_model
 from llmgw.logs import printable
 from llmgw.net.listening import AddressTakenError, bind
 
@@ -143,6 +142,9 @@ class Show:
         elif path.exists():
             self._say(f"the model is {self._shown(path)}: random weights")
         else:
+            # Imported where it is needed: numpy takes longer than everything else in here.
+            from llmgw.demo.tiny_model import Shape, write_tiny_model  # noqa: PLC0415
+
             write_tiny_model(path, Shape())
             self._say(f"made a model, {self._shown(path)}: random weights, {path.stat().st_size / 1e6:.1f} MB")
 

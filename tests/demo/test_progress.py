@@ -1,5 +1,7 @@
 from typing import Any
 
+import attrs
+
 from llmgw.core.explain import Explanation, Reason
 from llmgw.core.statusdoc import (
     ControlStatus,
@@ -27,7 +29,8 @@ def status(state: str, *endpoints: EndpointStatus, **shard: Any) -> Status:
 
 def test_each_fact_is_said_once_when_it_is_true() -> None:
     progress = Progress("tiny")
-    assert progress.new_lines(Status(CONTROL)) == []
+    assert progress.new_lines(Status(CONTROL)) == ["control is serving"]
+    assert progress.new_lines(Status(attrs.evolve(CONTROL, reason="4m59s to go"))) == []
     assert progress.new_lines(Status(CONTROL, (NODE,))) == ["node local is healthy: 2 CPUs, 24 GiB, no GPU"]
     assert progress.new_lines(status("starting")) == ["tiny/0 is starting on node local"]
     assert progress.new_lines(status("starting")) == []
@@ -46,21 +49,23 @@ def test_a_failure_is_said_with_its_error_and_again_when_it_comes_back() -> None
 
 def test_cards_and_troubles_of_a_node_are_named() -> None:
     one = GpuStatus("GPU-1", "H100", 1, None)
-    line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "healthy", gpus=(one,), cpus=1),)))
+    _, *line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "healthy", gpus=(one,), cpus=1),)))
     assert line == ["node a is healthy: 1 CPUs, 0 B, 1 GPU (H100)"]
     two = (one, GpuStatus("GPU-2", "H100", 1, None))
-    line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "healthy", gpus=two, cpus=1),)))
+    _, *line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "healthy", gpus=two, cpus=1),)))
     assert line == ["node a is healthy: 1 CPUs, 0 B, 2 GPUs (H100)"]
-    line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "incompatible", reason="protocol 2.0"),)))
+    _, *line = Progress("tiny").new_lines(Status(CONTROL, (NodeStatus("a", "incompatible", reason="protocol 2.0"),)))
     assert line == ["node a is incompatible: protocol 2.0"]
 
 
-def test_what_control_waits_for_and_why_nothing_fits_is_said() -> None:
+def test_another_state_of_control_and_why_nothing_fits_is_said() -> None:
     control = ControlStatus("0.1.0", "recovering", 1.0, 2, 1, reason="waiting for gpu-a")
     explanation = Explanation("no node fits", (Reason("memory", ("a", "b"), "needs 2 GiB"),), "free 1 GiB on a")
     models = (ModelStatus("tiny", explanation=explanation), ModelStatus("other", explanation=explanation))
+    in_motion = (ModelStatus("tiny", explanation=Explanation("0 of 1 ready: tiny/0 is loading on a")),)
+    assert Progress("tiny").new_lines(Status(CONTROL, models=in_motion)) == ["control is serving"]
     assert Progress("tiny").new_lines(Status(control, models=models)) == [
-        "control is recovering: waiting for gpu-a",
+        "control is recovering",
         "no node fits",
         "  a, b: memory: needs 2 GiB",
         "  what would help: free 1 GiB on a",
