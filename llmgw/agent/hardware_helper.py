@@ -105,6 +105,7 @@ def main() -> None:
     questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, questions), daemon=True).start()
     serve(questions, sys.stdout.buffer, nvml)
+    os._exit(0)  # a thread that waits for a line cannot be ended in any other way
 
 
 if __name__ == "__main__":
