@@ -35,12 +35,14 @@ class Progress:
         """What has changed since the last status, as lines to show."""
         # The reason counts seconds down: only another state is news.
         facts = {"control": f"control is {status.control.state}"}
-        facts |= {f"node {node.id}": _node_line(node) for node in status.nodes}
+        # A node that control remembers from an earlier run is none that one waits for.
+        nodes = [node for node in status.nodes if node.state != "lost"]
+        facts |= {f"node {node.id}": _node_line(node) for node in nodes}
         for model in self._models(status):
             for replica in model.replicas:
                 facts |= {f"shard {shard.id}": _shard_line(replica, shard) for shard in replica.shards}
             # Without reasons it says in other words what the lines above say.
-            if model.explanation is not None and model.explanation.reasons:
+            if nodes and model.explanation is not None and model.explanation.reasons:
                 facts["explanation"] = "\n".join(_explanation_lines(model.explanation))
         new = [line for subject, line in facts.items() if line != self._said.get(subject)]
         self._said |= facts

@@ -64,12 +64,20 @@ def test_another_state_of_control_and_why_nothing_fits_is_said() -> None:
     models = (ModelStatus("tiny", explanation=explanation), ModelStatus("other", explanation=explanation))
     in_motion = (ModelStatus("tiny", explanation=Explanation("0 of 1 ready: tiny/0 is loading on a")),)
     assert Progress("tiny").new_lines(Status(CONTROL, models=in_motion)) == ["control is serving"]
-    assert Progress("tiny").new_lines(Status(control, models=models)) == [
+    assert Progress("tiny").new_lines(Status(control, (NODE,), models=models)) == [
         "control is recovering",
+        "node local is healthy: 2 CPUs, 24 GiB, no GPU",
         "no node fits",
         "  a, b: memory: needs 2 GiB",
         "  what would help: free 1 GiB on a",
     ]
+
+
+def test_a_node_of_an_earlier_run_is_no_news() -> None:
+    lost = NodeStatus("local", "lost", reason="was lost before control started")
+    explanation = Explanation("fits nowhere", (Reason("state", ("local",), "lost"),))
+    models = (ModelStatus("tiny", explanation=explanation),)
+    assert Progress("tiny").new_lines(Status(CONTROL, (lost,), models=models)) == ["control is serving"]
 
 
 def test_it_serves_when_the_replica_is_ready_and_routed() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.demo.tiny_model import (
@@ -96,6 +96,7 @@ def test_every_byte_is_a_token_and_every_merge_builds_one() -> None:
         assert {left, right, left + right} <= set(vocabulary.tokens)
 
 
+@settings(max_examples=100)  # what can differ is 256 bytes
 @given(st.text(max_size=40))
 def test_any_text_can_be_encoded_and_comes_back(text: str) -> None:
     ids = [IDS[ALPHABET[byte]] for byte in text.encode()]

@@ -182,6 +182,14 @@ def test_interrupted_while_it_starts_it_leaves_nothing(run_demo: RunDemo, folder
     assert "everything has ended" in demo.said
 
 
+def test_without_a_reader_it_still_ends_everything(run_demo: RunDemo, folder: Path) -> None:
+    """As in `scripts/demo --once | head -3`."""
+    demo = run_demo("bash", "-o", "pipefail", "-c", '"$@" | head -n 3', "bash", *command(folder, "--once"))
+    assert demo.finish() == 0, demo.said
+    assert len(demo.pids()) == 2
+    assert "Traceback" not in demo.said
+
+
 def test_a_second_run_is_told_who_holds_the_address(run_demo: RunDemo, folder: Path) -> None:
     first = run_demo(*command(folder))
     wait_until("the last words", ANSWER_SECONDS_MAX, lambda: "Ctrl-C stops everything" in first.said)
