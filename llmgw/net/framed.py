@@ -89,6 +89,8 @@ class MessageStream:
         """Queue a message. Raises `trio.WouldBlock` where the queue is full, and then nothing has happened;
         `trio.ClosedResourceError` or `trio.BrokenResourceError` where the stream is over.
         """
+        if self._closed:
+            raise trio.ClosedResourceError
         if self.queued >= QUEUE_FRAMES_MAX:
             raise trio.WouldBlock
         self._queue_in.send_nowait(self.session.send(message))
@@ -98,6 +100,8 @@ class MessageStream:
 
         For a sender with more to say than the queue holds. Never for one that others wait for.
         """
+        if self._closed:
+            raise trio.ClosedResourceError
         await self._queue_in.send(self.session.send(message))
 
     @property

@@ -368,6 +368,17 @@ async def test_closing_is_bounded_whatever_the_peer_does(autojump_clock: trio.te
     assert trio.current_time() - before == pytest.approx(FLUSH_SECONDS)
 
 
+async def test_nothing_is_sent_on_a_closed_stream(autojump_clock: trio.testing.MockClock) -> None:
+    """It is the stream that is over, also where the session would not allow the message any more."""
+    async with opened() as (agent, control), trio.open_nursery() as nursery:
+        nursery.start_soon(control.aclose)
+        await agent.aclose(Goodbye("kept"))
+        with pytest.raises(trio.ClosedResourceError):
+            agent.send_nowait(Heartbeat(1))
+        with pytest.raises(trio.ClosedResourceError):
+            await agent.send(Heartbeat(1))
+
+
 async def test_closing_ends_a_receive_of_another_task(autojump_clock: trio.testing.MockClock) -> None:
     async with opened() as (agent, _), trio.open_nursery() as nursery:
 
