@@ -72,6 +72,10 @@ class ConfigError(LlmgwError):
         self.mistakes = mistakes
 
 
+class RefusedError(LlmgwError):
+    """What an operator asked for is not done. `str()` says why and what to do instead."""
+
+
 class EngineError(LlmgwError):
     """An engine process (or what stands in its place) failed; says what it did and showed last."""
 

@@ -1,3 +1,4 @@
+import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,19 @@ from llmgw.commandline import (
     EXIT_CONFIG,
     FILE_BYTES_MAX,
     cluster_parser,
+    control_beside,
+    init_parser,
+    node_init_parser,
     node_parser,
     read_cluster,
+    read_control,
     read_node,
+    run_init,
     settle,
     state_base,
 )
 from llmgw.core.address import Address
-from llmgw.errors import ConfigError
+from llmgw.errors import ConfigError, RefusedError
 
 F04 = """\
 heartbeat_intervall = 5
@@ -162,3 +168,94 @@ def test_the_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         parser.parse_args(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"llmgw-control {llmgw.__version__}\n"
+
+
+def init_ended(argv: list[str], init: Callable[[argparse.Namespace], list[str]]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        run_init(argv, node_init_parser("llmgw-agent"), init)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_init_is_done_and_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[argparse.Namespace] = []
+
+    def init(given: argparse.Namespace) -> list[str]:
+        seen.append(given)
+        return ["wrote it", "with\x1b an escape"]
+
+    argv = ["init", "conf", "--server", "::1", "--node-id", "a", "--models", str(tmp_path)]
+    assert init_ended(argv, init) == 0
+    (given,) = seen
+    assert (given.folder, given.models) == (Path.cwd() / "conf", tmp_path)
+    assert (given.server, given.node_id) == ("[::1]:7070", "a")
+    assert capsys.readouterr().out == "wrote it\nwith\\x1b an escape\n"
+
+
+def test_any_other_command_line_is_not_init(tmp_path: Path) -> None:
+    """Also a file of that name, when it is named with its folder."""
+    for argv in ([], ["./init"], ["cluster.toml", "init"]):
+        run_init(argv, init_parser("llmgw-control", "cluster.toml"), lambda _: [])
+
+
+def test_init_that_is_refused_is_exit_1(capsys: pytest.CaptureFixture[str]) -> None:
+    def init(_: argparse.Namespace) -> list[str]:
+        raise RefusedError("it exists")
+
+    assert init_ended(["init", "x"], init) == 1
+    assert capsys.readouterr() == ("", "llmgw-agent init: it exists\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [["init"], ["init", "a", "b"], ["init", "a", "--server", "::1:70"], ["init", "a", "--models", "/no/such"]]
+)
+def test_a_wrong_init_is_exit_2(argv: list[str]) -> None:
+    assert init_ended(argv, lambda _: []) == EXIT_CONFIG
+
+
+def test_init_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for parser in (node_parser("llmgw-agent", "X."), cluster_parser("llmgw-control", "X.", writes="cluster.toml")):
+        parser.print_help()
+        assert "init DIR` writes an annotated DIR/" in capsys.readouterr().out
+    cluster_parser("llmgw-router", "X.").print_help()
+    assert "init" not in capsys.readouterr().out
+
+
+def test_the_control_beside_a_node(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    assert control_beside(tmp_path, HOME) is None
+    for text, address in (
+        ("", None),
+        ("nonsense", None),
+        ('[control]\nlisten = "127.0.0.1:7072"\n', "127.0.0.1:7072"),
+        ('[control]\nlisten = "0.0.0.0:7072"\ninsecure = true\n', "127.0.0.1:7072"),
+        ('[control]\nlisten = "[::]:7072"\ninsecure = true\n', "[::1]:7072"),
+    ):
+        file.write_text(text)
+        assert control_beside(tmp_path, HOME) == address
+
+
+def test_the_mistakes_of_adapters_and_key_files_are_told_together(tmp_path: Path) -> None:
+    """Each on its line; of an argument on its own."""
+    file = tmp_path / "cluster.toml"
+    file.write_text("""\
+[control]
+listen = "127.0.0.1:7070"
+[[models]]
+name = "a"
+[models.profile]
+engine = "llamacpp"
+model = "m.gguf"
+args = [
+  "--embeddings",
+  "--port", "1",
+]
+[[models]]
+name = "b"
+endpoints = [{ url = "http://a:1", key_file = "no.key" }]
+""")
+    with pytest.raises(ConfigError) as caught:
+        read_control(str(file), HOME, {})
+    port, key = caught.value.mistakes
+    assert (port.origin, port.path) == (f"{file}:10", "models[0].profile.args[1]")
+    assert (key.origin, key.path) == (str(tmp_path / "no.key"), "models[1].endpoints[0].key_file")

@@ -4,6 +4,7 @@ Exit codes: 0 ended in order (SIGTERM, SIGINT), 1 could not run (the state direc
 written), 2 the configuration or the command line is wrong.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import os
@@ -24,9 +25,10 @@ from llmgw.agent.app import run_agent
 from llmgw.agent.blocking import Threads
 from llmgw.agent.gpus import GpuReader
 from llmgw.agent.hardware import NodeReader
+from llmgw.agent.init import init
 from llmgw.agent.shims import open_launcher
 from llmgw.agent.state_dir import StateDir, StateDirBusyError, open_state_dir, read_machine
-from llmgw.commandline import node_parser, read_node, settle
+from llmgw.commandline import control_beside, node_init_parser, node_parser, read_node, run_init, settle, state_base
 from llmgw.config.schema import NodeConfig
 from llmgw.engines import ENGINES
 from llmgw.engines.base import Machine
@@ -42,6 +44,7 @@ EXIT_CANNOT_RUN = 1
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script."""
+    run_init(argv, node_init_parser("llmgw-agent"), write_configuration)
     arguments = node_parser("llmgw-agent", PURPOSE).parse_args(argv)
     read = partial(read_node, arguments.file, os.environ, server=arguments.server, node_id=arguments.node_id)
     loaded = settle(read, check=arguments.check)
@@ -49,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for note in loaded.notes:
         log.info("configuration", note=note)
     sys.exit(trio.run(serve, loaded.config))
+
+
+def write_configuration(given: argparse.Namespace) -> list[str]:
+    """`llmgw-agent init DIR`."""
+    server = given.server or control_beside(given.folder, os.environ)
+    base = state_base(os.environ)
+    return init(given.folder, given.models, os.environ, server=server, node_id=given.node_id, state_base=base)
 
 
 async def serve(config: NodeConfig) -> int:

@@ -55,11 +55,16 @@ def _filled(text: str, values: Values, remarks: Remarks) -> str:
         setting = _SETTING.match(line)
         path = table + setting[1] if setting else ""
         if setting:
-            lines += [f"# {remark}" for remark in remarks.get(path, ())]
+            lines += [f"# {_printable(remark)}" for remark in remarks.get(path, ())]
         lines.append(f"{setting[1]} = {text_of(left.pop(path))}" if setting and path in left else line)
     if left:
         raise InvariantBroken(f"no annotated setting {sorted(left)}")
     return "\n".join(lines) + "\n"
+
+
+def _printable(remark: str) -> str:
+    """TOML has no control characters in comments, and a remark may hold what a driver or a file is called."""
+    return "".join(letter if letter.isprintable() else "?" for letter in remark)
 
 
 def _commented(text: str) -> str:

@@ -171,7 +171,7 @@ def _paths(value: Any, above: tuple[Step, ...]) -> Iterator[tuple[tuple[Step, ..
     items: Iterable[tuple[Step, Any]] = ()
     if isinstance(value, dict):
         items = value.items()
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+    elif isinstance(value, list):
         items = enumerate(value)
     for step, inner in items:
         yield (*above, step), inner

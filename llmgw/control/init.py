@@ -12,9 +12,12 @@ import attrs
 import trio
 
 from llmgw.config.annotated import cluster_text
+from llmgw.config.load import Source, load_cluster
 from llmgw.config.schema import ADMIN_PORT, AGENT_PORT, ROUTER_PORT
 from llmgw.core.address import Address
 from llmgw.core.units import format_bytes
+from llmgw.engines import ENGINES
+from llmgw.errors import ConfigError, RefusedError
 from llmgw.net.machine import (
     InterfaceAddress,
     ModelFile,
@@ -23,6 +26,7 @@ from llmgw.net.machine import (
     free_address,
     gpus_of_the_driver,
     model_folders,
+    must_be_new,
     write_new,
 )
 
@@ -51,11 +55,20 @@ class Found:
     """What could not be looked at."""
 
 
-def init(folder: Path, models: Path | None, environ: Mapping[str, str]) -> list[str]:
-    """Write `folder`/cluster.toml; what was found and what to do next, as lines. RefusedError."""
+def init(folder: Path, models: Path | None, environ: Mapping[str, str], *, state_base: Path | None) -> list[str]:
+    """Write `folder`/cluster.toml; what was found and what to do next, as lines. RefusedError.
+
+    state_base: the folder that holds the default `state_dir`; None: it is written.
+    """
     file = folder / "cluster.toml"
+    must_be_new(file)
     found = trio.run(look, folder, models, environ)
-    write_new(file, text_of(found))
+    text = text_of(found, state_known=state_base is not None)
+    try:
+        load_cluster(Source(str(file), folder, text), {}, engines=tuple(ENGINES), state_base=state_base)
+    except ConfigError as error:
+        raise RefusedError(f"this would not be a right configuration: {error.mistakes[0]}") from None
+    write_new(file, text)
     return told(found, file)
 
 
@@ -71,9 +84,11 @@ async def look(folder: Path, models: Path | None, environ: Mapping[str, str]) ->
     return Found(addresses(), agents, admin, router, found, gpus_of_the_driver(), note)
 
 
-def text_of(found: Found) -> str:
-    """The file."""
+def text_of(found: Found, *, state_known: bool) -> str:
+    """The file. state_known: `state_dir` has a default here."""
     values = {"control.listen": str(found.agents), "router.control": str(found.agents)}
+    if not state_known:
+        values["state_dir"] = "state"
     for path, address, usual in (
         ("admin.listen", found.admin, ADMIN_PORT),
         ("router.listen", found.router, ROUTER_PORT),

@@ -4,6 +4,7 @@ Exit codes: 0 ended in order (SIGTERM, SIGINT), 1 could not run (the address or 
 configuration or the command line is wrong, before any socket was opened.
 """
 
+import argparse
 import contextlib
 import os
 import random
@@ -22,10 +23,11 @@ import trio
 
 import llmgw
 import llmgw.logs
-from llmgw.commandline import cluster_parser, init_parser, read_control, run_init, settle
+from llmgw.commandline import cluster_parser, init_parser, read_control, run_init, settle, state_base
 from llmgw.config.schema import ClusterConfig
 from llmgw.control.admin import serve_admin
 from llmgw.control.app import run_control
+from llmgw.control.init import init
 from llmgw.control.listener import Arrival
 from llmgw.control.store import ControlStore, StateDirError, state_dir_lock
 from llmgw.core.address import Address
@@ -67,9 +69,7 @@ class Sockets:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script."""
-    run_init(
-        argv, init_parser("llmgw-control", "cluster.toml"), lambda given: init(given.folder, given.models, os.environ)
-    )
+    run_init(argv, init_parser("llmgw-control", "cluster.toml"), write_configuration)
     arguments = cluster_parser("llmgw-control", PURPOSE, writes="cluster.toml").parse_args(argv)
     keys: dict[tuple[str, str], str] = {}
     loaded = settle(lambda: read_control(arguments.file, os.environ, keys), check=arguments.check)
@@ -77,6 +77,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for note in loaded.notes:
         log.info("configuration", note=note)
     sys.exit(trio.run(serve, loaded.config, keys))
+
+
+def write_configuration(given: argparse.Namespace) -> list[str]:
+    """`llmgw-control init DIR`."""
+    return init(given.folder, given.models, os.environ, state_base=state_base(os.environ))
 
 
 async def serve(config: ClusterConfig, keys: Mapping[tuple[str, str], str]) -> int:

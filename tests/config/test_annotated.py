@@ -101,7 +101,7 @@ names = words.filter(lambda name: bool(name) and not name.startswith("/") and no
 
 
 @settings(max_examples=settings().max_examples // 20)
-@given(st.lists(names, max_size=3, unique=True), st.lists(names, max_size=3, unique=True), words)
+@given(st.lists(names, max_size=3, unique=True), st.lists(names, max_size=3, unique=True), st.text(max_size=9))
 def test_whatever_is_found_is_written_right(served: list[str], more: list[str], remark: str) -> None:
     """Property: no name of a model, of an adapter or in a remark makes a file that does not load as meant."""
 

@@ -215,7 +215,7 @@ models = st.lists(
 )
 
 
-@settings(max_examples=settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 20)
 @given(models, models)
 def test_the_difference_is_whole(old: list[Model], new: list[Model]) -> None:
     """Property: a model is listed exactly when it differs, and the counts lead from the one file to the other."""
