@@ -5,10 +5,11 @@ failed and not gone (its workers may still hold the card), while its node is awa
 that nobody here has decided.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
+from llmgw.core.explain import Refusal
 from llmgw.core.hardware import Gpu
 from llmgw.core.lifecycle import shard_id, split_shard
 from llmgw.core.nodes import Node
@@ -17,8 +18,10 @@ from llmgw.core.replicas import Launch, Replica
 
 @attrs.define
 class NodeBooks:
-    """What is booked on one node."""
+    """What is booked on one node, and what that leaves."""
 
+    node: Node | None
+    """None: it is not part of the fleet any more."""
     whole: dict[str, str] = attrs.field(factory=dict)
     """GPU UUID -> the shard that has all of it."""
     shares: dict[str, int] = attrs.field(factory=dict)
@@ -30,18 +33,38 @@ class NodeBooks:
     launches: int = 0
     models: dict[str, int] = attrs.field(factory=dict)
     """Model -> its shards here."""
+    _shareable: tuple[Gpu, ...] | None = None
+    _free: tuple[Gpu, ...] | None = None
+
+    @property
+    def shareable(self) -> tuple[Gpu, ...]:
+        """GPUs without a fault that nobody has wholly, in the order of the inventory."""
+        if self._shareable is None:
+            gpus = self.node.hardware.gpus if self.node is not None else ()
+            self._shareable = tuple(gpu for gpu in gpus if gpu.uuid not in self.whole and not self.fault(gpu))
+        return self._shareable
+
+    @property
+    def free(self) -> tuple[Gpu, ...]:
+        """Those of them on which nothing is booked."""
+        if self._free is None:
+            self._free = tuple(gpu for gpu in self.shareable if gpu.uuid not in self.shares)
+        return self._free
 
     def free_bytes(self, gpu: Gpu) -> int:
         """What shares may still take of a GPU."""
         return 0 if gpu.uuid in self.whole else gpu.memory_total_bytes - self.shares.get(gpu.uuid, 0)
 
-    def is_free(self, gpu: Gpu) -> bool:
-        """Whether nobody holds any of it."""
-        return gpu.uuid not in self.whole and gpu.uuid not in self.shares
+    def fault(self, gpu: Gpu) -> str:
+        """Why nothing may be placed on that GPU; empty: it is sound."""
+        if gpu.problems:
+            return gpu.problems[0]
+        if self.node is None or not self.node.problems:
+            return ""
+        return next((problem.code for problem in self.node.problems if problem.gpu == gpu.uuid), "")
 
     def book(
         self,
-        node: Node | None,
         shard: str,
         model: str,
         *,
@@ -51,6 +74,7 @@ class NodeBooks:
         port: int | None,
     ) -> None:
         """Add one shard."""
+        self._shareable = self._free = None
         self.launches += 1
         self.models[model] = self.models.get(model, 0) + 1
         self.memory += memory
@@ -61,7 +85,7 @@ class NodeBooks:
                 self.whole[uuid] = shard
                 continue
             self.shares[uuid] = self.shares.get(uuid, 0) + gpu_memory
-            gpu = node.hardware.gpu(uuid) if node is not None else None
+            gpu = self.node.hardware.gpu(uuid) if self.node is not None else None
             if gpu is not None and gpu.memory_unified:
                 self.memory += gpu_memory
 
@@ -72,6 +96,7 @@ class Books:
     def __init__(self, nodes: Mapping[str, Node], replicas: Iterable[Replica]) -> None:
         self.by_node: dict[str, NodeBooks] = {}
         self._nodes = nodes
+        self._unfit: dict[str, Refusal | None] = {}
         decided: set[tuple[str, str, int]] = set()  # asked, never iterated
         for replica in replicas:
             for launch in replica.launches:
@@ -83,13 +108,22 @@ class Books:
             for shard, report in node.shards.items():
                 if report.gone or (node.id, shard, report.epoch) in decided:
                     continue
-                self._of(node.id).book(
-                    node, shard, _model_of(shard), gpus=report.gpus, gpu_memory=None, memory=0, port=report.port
+                self.on(node.id).book(
+                    shard, _model_of(shard), gpus=report.gpus, gpu_memory=None, memory=0, port=report.port
                 )
 
     def on(self, node: str) -> NodeBooks:
         """What is booked there."""
-        return self.by_node.get(node, _NOTHING)
+        found = self.by_node.get(node)
+        if found is None:
+            found = self.by_node[node] = NodeBooks(self._nodes.get(node))
+        return found
+
+    def unfit(self, node: Node, ask: Callable[[Node], Refusal | None]) -> Refusal | None:
+        """What `ask` says of a node, asked once: nodes do not change while these books are kept."""
+        if node.id not in self._unfit:
+            self._unfit[node.id] = ask(node)
+        return self._unfit[node.id]
 
     def add(self, model: str, shard: str, launch: Launch, rank: int) -> None:
         """Book one shard of a launch, unless it is known to be gone."""
@@ -100,17 +134,9 @@ class Books:
             return
         port = launch.port if report is None else report.port
         gpus = member.gpus if report is None else dict.fromkeys((*member.gpus, *report.gpus))
-        self._of(member.node).book(
-            node, shard, model, gpus=gpus, gpu_memory=launch.gpu_memory, memory=launch.memory, port=port
+        self.on(member.node).book(
+            shard, model, gpus=gpus, gpu_memory=launch.gpu_memory, memory=launch.memory, port=port
         )
-
-    def _of(self, node: str) -> NodeBooks:
-        if node not in self.by_node:
-            self.by_node[node] = NodeBooks()
-        return self.by_node[node]
-
-
-_NOTHING = NodeBooks()
 
 
 def _model_of(shard: str) -> str:

@@ -1,19 +1,18 @@
 """Launches for the replicas that have none: whether each may be launched now, and where."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
 from llmgw.core.balance import leave_first, surge_wanted
 from llmgw.core.books import Books
-from llmgw.core.catalog import Model
 from llmgw.core.explain import Refusal
 from llmgw.core.group import Group, Slot, Wake
 from llmgw.core.lifecycle import shard_id
 from llmgw.core.nodes import Memory, Node, NodeState
 from llmgw.core.observe import new_launch
 from llmgw.core.placement import Need, Placed, Unplaceable, place
-from llmgw.core.plan import Tried
+from llmgw.core.plan import Settled, Tried
 from llmgw.core.replicas import Member
 from llmgw.core.restarts import backing_off, barred_nodes
 
@@ -27,6 +26,7 @@ class Filling:
 
     wake: Wake
     groups: Mapping[str, Group]
+    settled: Iterable[Settled]
     tried: dict[str, list[Tried]]
     """By model: refused since anything changed last. What was refused stays refused while others take more."""
     decisions: int = 0
@@ -38,8 +38,9 @@ class Filling:
     def books(self) -> Books:
         """The bookings, made when the first placement needs them."""
         if self._books is None:
-            replicas = [slot.replica for group in self.groups.values() for slot in group.slots.values()]
-            self._books = Books(self.wake.fleet.nodes, replicas)
+            moving = [slot.replica for group in self.groups.values() for slot in group.slots.values()]
+            quiet = [replica for settled in self.settled for replica in settled.replicas]
+            self._books = Books(self.wake.fleet.nodes, moving + quiet)
         return self._books
 
     def place(self, need: Need, refuse: Mapping[str, tuple[str, str]], prefer: str = "") -> Placed | Unplaceable | None:
@@ -62,13 +63,14 @@ def fill(filling: Filling, group: Group) -> None:
     model, wake = group.model, filling.wake
     if model is None:
         return
+    need = Need.of(model)
     for slot in group.live:
         if slot.vacant:
-            _fill_slot(filling, group, model, slot)
+            _fill_slot(filling, group, need, slot)
     leave = surge_wanted(wake, group)
     if not leave:
         return
-    answer = filling.place(Need.of(model), {})
+    answer = filling.place(need, {})
     if isinstance(answer, Placed):
         slot = group.new_slot()
         _launch(filling, group, slot, answer, "surge")
@@ -115,7 +117,7 @@ RULES: tuple[tuple[str, Callable[[Wake, Group, Slot], str | None]], ...] = (
 # --- where ------------------------------------------------------------------------------------------------------
 
 
-def _fill_slot(filling: Filling, group: Group, model: Model, slot: Slot) -> None:
+def _fill_slot(filling: Filling, group: Group, need: Need, slot: Slot) -> None:
     for name, why_not in RULES:
         reason = why_not(filling.wake, group, slot)
         if reason is not None:
@@ -127,7 +129,7 @@ def _fill_slot(filling: Filling, group: Group, model: Model, slot: Slot) -> None
         for member in standing.launch.members:
             # D02: the replacement clashed with the old copy when both were on one node.
             refuse[member.node] = ("replica", f"launch {standing.launch.epoch} of {slot.replica.id} may still be there")
-    answer = filling.place(Need.of(model), refuse, prefer=slot.replica.last_node)
+    answer = filling.place(need, refuse, prefer=slot.replica.last_node)
     if isinstance(answer, Placed):
         if slot.standings or slot.replica.last_node not in ("", answer.node):
             rule = "move"
@@ -137,7 +139,7 @@ def _fill_slot(filling: Filling, group: Group, model: Model, slot: Slot) -> None
     elif isinstance(answer, Unplaceable):
         filling.wake.fire("pending")
         group.unplaceable = answer
-        group.notes.append(f"{slot.replica.id}: {_nowhere(Need.of(model), filling.wake.fleet.nodes, answer)}")
+        group.notes.append(f"{slot.replica.id}: {_nowhere(need, filling.wake.fleet.nodes, answer)}")
     else:
         group.notes.append(f"{slot.replica.id}: is about to be placed")
 

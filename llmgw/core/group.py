@@ -29,13 +29,15 @@ class Wake:
     fired: dict[str, int] = attrs.field(factory=dict)
     due: float | None = None
     """The earliest moment (monotonic) at which time alone changes something."""
+    waits: int = 0
+    """How often `due` was asked for."""
 
     @classmethod
-    def begin(cls, world: World, rng: Rng, previous: Plan | None) -> "Wake":
+    def begin(cls, world: World, rng: Rng, previous: Plan | None, epoch_max: int) -> "Wake":
         """An empty one."""
         held_back = dict(previous.held_back) if previous is not None else {}
         held_back |= {(no.shard, no.epoch, no.kind): world.now + COMMAND_AGAIN_SECONDS for no in world.refused}
-        wake = cls(world, rng, world.replicas.epoch_max, {k: at for k, at in held_back.items() if at > world.now})
+        wake = cls(world, rng, epoch_max, {k: at for k, at in held_back.items() if at > world.now})
         for at in wake.held_back.values():
             wake.at(at)
         return wake
@@ -60,6 +62,7 @@ class Wake:
 
     def at(self, moment: float) -> None:
         """Wake at that moment of the monotonic clock."""
+        self.waits += 1
         self.due = moment if self.due is None else min(self.due, moment)
 
     def at_wall(self, moment: float) -> None:
@@ -176,6 +179,8 @@ class Group:
     unplaceable: Unplaceable | None = None
     change: str = ""
     """What would help."""
+    waits: int = 0
+    """How often it asked to be woken at some moment."""
 
     @property
     def desired(self) -> int:

@@ -9,41 +9,73 @@ import attrs
 from llmgw.core.catalog import Model
 from llmgw.core.group import Group, Slot, Wake
 from llmgw.core.lifecycle import COMING_UP, SERVING, ShardReport, split_replica, split_shard
-from llmgw.core.nodes import Node, NodeState
+from llmgw.core.nodes import FleetView, Node, NodeState
+from llmgw.core.plan import World
 from llmgw.core.replicas import Launch, Member, Replica, ReplicaState
 from llmgw.core.restarts import note_end, recent
 from llmgw.core.standing import Standing
 
 
-def adopt(wake: Wake, groups: dict[str, Group]) -> None:
-    """Take up what agents hold and nobody here has decided. No command follows from it.
+@attrs.frozen
+class Found:
+    """A shard that an agent holds and nobody here has decided."""
+
+    model: str
+    replica: str
+    number: int
+    node: Node
+    report: ShardReport
+
+
+def find(world: World, before: FleetView | None) -> tuple[list[Found], int]:
+    """What is to be adopted, and the highest epoch seen. `before`: the fleet at the last wake, what differs is read.
 
     (After a restart of the control plane, running models were invisible and were deployed a second time.)
     """
-    known = {
-        (slot.replica.id, launch.epoch)
-        for group in groups.values()
-        for slot in group.slots.values()
-        for launch in slot.replica.launches
-    }  # only asked, never iterated
-    for node in wake.fleet.nodes.values():
-        if node.state is not NodeState.HEALTHY:
+    found, epoch_max = [], world.replicas.epoch_max
+    for node in world.fleet.nodes.values():
+        if node.state is not NodeState.HEALTHY or (before is not None and before.nodes.get(node.id) is node):
             continue
         for report in node.shards.values():
             try:
-                replica, rank = split_shard(report.shard)
-                model, number = split_replica(replica)
+                id_, rank = split_shard(report.shard)
+                model, number = split_replica(id_)
             except ValueError:
                 continue  # no shard of ours; its GPUs are booked all the same
-            wake.epoch_max = max(wake.epoch_max, report.epoch)
-            if rank != 0 or (replica, report.epoch) in known or not _adoptable(report):
-                continue
-            if model not in groups:
-                groups[model] = Group(name=model, model=None, spec_hash="", slots={}, halt=None)
-            group = groups[model]
-            if replica not in group.slots:
-                group.put(Slot(Replica(replica, model), number, []))
-            _adopt(wake, group, group.slots[replica], node, report)
+            epoch_max = max(epoch_max, report.epoch)
+            replica = world.replicas.by_id.get(id_)
+            known = replica is not None and any(launch.epoch == report.epoch for launch in replica.launches)
+            if rank == 0 and not known and _adoptable(report):
+                found.append(Found(model, id_, number, node, report))
+    return found, epoch_max
+
+
+def adopt(wake: Wake, group: Group, found: Found) -> None:
+    """Take up what an agent holds. No command follows from it."""
+    slot = group.slots.get(found.replica)
+    if slot is None:
+        slot = Slot(Replica(found.replica, found.model), found.number, [])
+        group.put(slot)
+    report, member = found.report, Member(found.node.id, found.report.gpus)
+    if any(launch.epoch == report.epoch for launch in slot.replica.launches):
+        return  # a second machine with the same folder: its GPUs are booked, and it is left alone
+    if group.model is not None and report.spec_hash == group.spec_hash:
+        launch = new_launch(wake, group, group.model, member, report.epoch)
+        launch = attrs.evolve(launch, ours=False, accepted=True)
+    else:
+        # Of a profile that nobody here knows any more: its GPUs count as wholly taken.
+        launch = Launch(
+            epoch=report.epoch,
+            spec_hash=report.spec_hash,
+            members=(member,),
+            decided_at=wake.world.wall,
+            served_name=wake.world.served_names.get(group.name, group.name),
+            ours=False,
+            accepted=True,
+        )
+    slot.add(launch, wake.fleet)
+    wake.fire("adopt")
+    wake.say("info", "adopted", shard=report.shard, node=member.node, epoch=report.epoch, state=report.state)
 
 
 def notice(wake: Wake, group: Group) -> None:
@@ -99,24 +131,3 @@ def _adoptable(report: ShardReport) -> bool:
     """What has ended or is being ended needs nobody's care; its GPUs are booked until it is gone."""
     state = report.known_state
     return not report.gone and (state is None or state in COMING_UP or state in SERVING)
-
-
-def _adopt(wake: Wake, group: Group, slot: Slot, node: Node, report: ShardReport) -> None:
-    member = Member(node.id, report.gpus)
-    if group.model is not None and report.spec_hash == group.spec_hash:
-        launch = new_launch(wake, group, group.model, member, report.epoch)
-        launch = attrs.evolve(launch, ours=False, accepted=True)
-    else:
-        # Of a profile that nobody here knows any more: its GPUs count as wholly taken.
-        launch = Launch(
-            epoch=report.epoch,
-            spec_hash=report.spec_hash,
-            members=(member,),
-            decided_at=wake.world.wall,
-            served_name=wake.world.served_names.get(group.name, group.name),
-            ours=False,
-            accepted=True,
-        )
-    slot.add(launch, wake.fleet)
-    wake.fire("adopt")
-    wake.say("info", "adopted", shard=report.shard, node=node.id, epoch=report.epoch, state=report.state)

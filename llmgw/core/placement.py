@@ -78,27 +78,36 @@ def place(
     """
     refusals: list[Refusal] = []
     best: tuple[tuple[object, ...], Placed] | None = None
+    rules = [(name, rule) for name, asked_for, rule in FIT_RULES if asked_for(need)]
+    score = _SCORES[need.strategy]
     for node in nodes.values():
-        booked = books.on(node.id)
-        refusal = _refusal(need, node, booked, refuse)
+        refusal = books.unfit(node, _unfit)
+        if refusal is None and node.id in refuse:
+            refusal = Refusal(node.id, *refuse[node.id])
+        if refusal is None:
+            booked = books.on(node.id)
+            refusal = _misfit(need, node, booked, rules)
         if refusal is not None:
             refusals.append(refusal)
             continue
-        gpus = _choose_gpus(need, node, booked)
-        rank = (node.id != prefer, *_SCORES[need.strategy](need, node, booked, gpus), node.id)
+        gpus = _choose_gpus(need, booked)
+        rank = (node.id != prefer, *score(need, booked, gpus), node.id)
         if best is None or rank < best[0]:
             best = rank, Placed(node.id, tuple(gpu.uuid for gpu in gpus))
     return best[1] if best is not None else Unplaceable(tuple(refusals))
 
 
-def _refusal(need: Need, node: Node, booked: NodeBooks, refuse: Mapping[str, tuple[str, str]]) -> Refusal | None:
+def _unfit(node: Node) -> Refusal | None:
+    """Refused whatever is needed."""
     for name, rule in NODE_RULES:
-        detail = rule(need, node, booked)
+        detail = rule(node)
         if detail is not None:
             return Refusal(node.id, name, detail)
-    if node.id in refuse:
-        return Refusal(node.id, *refuse[node.id])
-    for name, rule in FIT_RULES:
+    return None
+
+
+def _misfit(need: Need, node: Node, booked: NodeBooks, rules: list[tuple[str, "FitRule"]]) -> Refusal | None:
+    for name, rule in rules:
         detail = rule(need, node, booked)
         if detail is not None:
             return Refusal(node.id, name, detail)
@@ -107,29 +116,32 @@ def _refusal(need: Need, node: Node, booked: NodeBooks, refuse: Mapping[str, tup
 
 # --- the rules: a reason with its numbers, or None --------------------------------------------------------------
 
-Rule = Callable[[Need, Node, NodeBooks], str | None]
+NodeRule = Callable[[Node], str | None]
+FitRule = Callable[[Need, Node, NodeBooks], str | None]
 
 
-def _incompatible(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+def _incompatible(node: Node) -> str | None:
     return node.reason if node.state is NodeState.INCOMPATIBLE else None
 
 
-def _state(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+def _state(node: Node) -> str | None:
     if node.state is not NodeState.HEALTHY:
         return f"{node.state}, {node.reason}" if node.reason else node.state.value
     return "its agent is reconnecting" if node.connection is None else None
 
 
-def _cordoned(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+def _cordoned(node: Node) -> str | None:
     return "an operator has cordoned it" if node.cordoned else None
 
 
-def _draining(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+def _draining(node: Node) -> str | None:
     return "an operator is draining it" if node.draining else None
 
 
-def _problem(_need: Need, node: Node, _booked: NodeBooks) -> str | None:
+def _problem(node: Node) -> str | None:
     """Of the node as a whole. (Its NVML stopped answering and engines were started blindly; its disk was full.)"""
+    if not node.problems:
+        return None
     return next((f"{problem.code}: {problem.detail}" for problem in node.problems if not problem.gpu), None)
 
 
@@ -142,14 +154,13 @@ def _labels(need: Need, node: Node, _booked: NodeBooks) -> str | None:
 
 
 def _fabric(need: Need, node: Node, _booked: NodeBooks) -> str | None:
-    names = [fabric.name for fabric in node.hardware.fabrics]
-    if not need.fabric or need.fabric in names:
+    if any(fabric.name == need.fabric for fabric in node.hardware.fabrics):
         return None
-    return f"needs {need.fabric}, is on {', '.join(names) or 'none'}"
+    return f"needs {need.fabric}, is on {', '.join(fabric.name for fabric in node.hardware.fabrics) or 'none'}"
 
 
 def _gpu_name(need: Need, node: Node, _booked: NodeBooks) -> str | None:
-    if not need.gpu or len(_of_name(need, node)) >= need.gpus:
+    if len(_of_name(need, node.hardware.gpus)) >= need.gpus:
         return None
     counts: dict[str, int] = {}
     for gpu in node.hardware.gpus:
@@ -159,29 +170,26 @@ def _gpu_name(need: Need, node: Node, _booked: NodeBooks) -> str | None:
 
 
 def _gpu_count(need: Need, node: Node, booked: NodeBooks) -> str | None:
-    if not need.gpus:
+    left = _of_name(need, booked.free if need.gpu_memory is None else booked.shareable)
+    if len(left) >= need.gpus:
         return None
-    named = _of_name(need, node)
-    faulty = [gpu for gpu in named if _fault(node, gpu)]
-    sound = [gpu for gpu in named if not _fault(node, gpu)]
-    taken = [gpu for gpu in sound if not (booked.is_free(gpu) if need.gpu_memory is None else _shareable(gpu, booked))]
-    if len(sound) - len(taken) >= need.gpus:
-        return None
-    facts = [f"{len(taken)} in use"] if taken else []
-    facts += [f"{_short(gpu)} has a problem ({_fault(node, gpu)})" for gpu in faulty]
+    named = _of_name(need, node.hardware.gpus)
+    faulty = [gpu for gpu in named if booked.fault(gpu)]
+    in_use = len(named) - len(faulty) - len(left)
+    facts = [f"{in_use} in use"] if in_use else []
+    facts += [f"{_short(gpu)} has a problem ({booked.fault(gpu)})" for gpu in faulty]
     aside = f": {', '.join(facts)}" if facts else ""
-    return f"needs {need.gpus}, {len(sound) - len(taken)} free of {len(named)}{aside}"
+    return f"needs {need.gpus}, {len(left)} free of {len(named)}{aside}"
 
 
-def _gpu_memory(need: Need, node: Node, booked: NodeBooks) -> str | None:
-    if not need.gpus or need.gpu_memory is None:
-        return None
-    usable = [gpu for gpu in _of_name(need, node) if not _fault(node, gpu) and _shareable(gpu, booked)]
-    fitting = sum(booked.free_bytes(gpu) >= need.gpu_memory for gpu in usable)
+def _gpu_memory(need: Need, _node: Node, booked: NodeBooks) -> str | None:
+    assert need.gpu_memory is not None
+    usable = _of_name(need, booked.shareable)
+    too_full = [gpu for gpu in usable if booked.free_bytes(gpu) < need.gpu_memory]
+    fitting = len(usable) - len(too_full)
     if fitting >= need.gpus:
         return None
-    rest = [gpu for gpu in usable if booked.free_bytes(gpu) < need.gpu_memory]
-    most = max(rest, key=booked.free_bytes)
+    most = max(too_full, key=booked.free_bytes)
     each = f" on each of {need.gpus} GPUs, {fitting} has it" if need.gpus > 1 else ""
     return (
         f"needs {format_bytes(need.gpu_memory)}{each}, most free {format_bytes(booked.free_bytes(most))} "
@@ -193,20 +201,21 @@ def _host_memory(need: Need, node: Node, booked: NodeBooks) -> str | None:
     wanted = need.memory
     if need.gpu_memory is not None and need.gpus:
         # An integrated GPU has no memory of its own: what is booked on it is the host's.
-        wanted += sum(need.gpu_memory for gpu in _choose_gpus(need, node, booked) if gpu.memory_unified)
+        wanted += sum(need.gpu_memory for gpu in _choose_gpus(need, booked) if gpu.memory_unified)
     total = node.hardware.memory_total_bytes
-    if not wanted or wanted <= total - booked.memory:
+    if wanted <= total - booked.memory:
         return None
     return f"needs {format_bytes(wanted)}, {format_bytes(max(0, total - booked.memory))} free of {format_bytes(total)}"
 
 
 def _port(need: Need, _node: Node, booked: NodeBooks) -> str | None:
-    if need.port is None or need.port not in booked.ports:
+    assert need.port is not None
+    if need.port not in booked.ports:
         return None
     return f"needs {need.port}, {booked.ports[need.port]} has it"
 
 
-NODE_RULES: tuple[tuple[str, Rule], ...] = (
+NODE_RULES: tuple[tuple[str, NodeRule], ...] = (
     ("incompatible", _incompatible),
     ("state", _state),
     ("cordoned", _cordoned),
@@ -215,66 +224,56 @@ NODE_RULES: tuple[tuple[str, Rule], ...] = (
 )
 """What is wrong with the node. Asked first, since nothing else can be believed of a node that is away."""
 
-FIT_RULES: tuple[tuple[str, Rule], ...] = (
-    ("labels", _labels),
-    ("fabric", _fabric),
-    ("gpu", _gpu_name),
-    ("gpus", _gpu_count),
-    ("gpu_memory", _gpu_memory),
-    ("memory", _host_memory),
-    ("port", _port),
+FIT_RULES: tuple[tuple[str, Callable[[Need], bool], FitRule], ...] = (
+    ("labels", lambda need: bool(need.labels), _labels),
+    ("fabric", lambda need: bool(need.fabric), _fabric),
+    ("gpu", lambda need: bool(need.gpu and need.gpus), _gpu_name),
+    ("gpus", lambda need: need.gpus > 0, _gpu_count),
+    ("gpu_memory", lambda need: need.gpus > 0 and need.gpu_memory is not None, _gpu_memory),
+    ("memory", lambda need: need.memory > 0 or need.gpu_memory is not None, _host_memory),
+    ("port", lambda need: need.port is not None, _port),
 )
-"""What the node is, then what is left of it: the first that refuses is shown, so the most lasting one."""
+"""What the node is, then what is left of it: the first that refuses is shown, so the most lasting one. Each is asked
+only where the need has something for it."""
 
 
 # --- the choice -------------------------------------------------------------------------------------------------
 
 
-def _pack(need: Need, node: Node, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
+def _pack(need: Need, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
     """The tightest fit, so that large holes stay: on the fullest GPU, the node with fewest free ones, the busiest."""
-    left = sum(booked.free_bytes(gpu) for gpu in gpus) if need.gpu_memory is not None else 0
-    return left, _free_gpus(node, booked), -booked.launches
+    return _bytes_left(need, booked, gpus), len(booked.free), -booked.launches
 
 
-def _spread(need: Need, node: Node, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
+def _spread(need: Need, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> tuple[object, ...]:
     """Away from its like first, so that one machine's end takes the fewest replicas; then where most is free."""
-    left = sum(booked.free_bytes(gpu) for gpu in gpus) if need.gpu_memory is not None else 0
-    return booked.models.get(need.model, 0), -left, -_free_gpus(node, booked), booked.launches
+    alike = booked.models.get(need.model, 0)
+    return alike, -_bytes_left(need, booked, gpus), -len(booked.free), booked.launches
 
 
 _SCORES = {Strategy.PACK: _pack, Strategy.SPREAD: _spread}
 
 
-def _choose_gpus(need: Need, node: Node, booked: NodeBooks) -> tuple[Gpu, ...]:
+def _bytes_left(need: Need, booked: NodeBooks, gpus: tuple[Gpu, ...]) -> int:
+    """On the chosen GPUs; 0 where they are taken whole."""
+    return sum(booked.free_bytes(gpu) for gpu in gpus) if need.gpu_memory is not None else 0
+
+
+def _choose_gpus(need: Need, booked: NodeBooks) -> tuple[Gpu, ...]:
     if not need.gpus:
         return ()
-    usable = [gpu for gpu in _of_name(need, node) if not _fault(node, gpu)]
     if need.gpu_memory is None:
-        return tuple(gpu for gpu in usable if booked.is_free(gpu))[: need.gpus]
-    fitting = [gpu for gpu in usable if _shareable(gpu, booked) and booked.free_bytes(gpu) >= need.gpu_memory]
+        return _of_name(need, booked.free)[: need.gpus]
+    wanted = need.gpu_memory
+    fitting = [gpu for gpu in _of_name(need, booked.shareable) if booked.free_bytes(gpu) >= wanted]
     # Sorting is stable: among equals the order of the inventory holds.
     fitting.sort(key=booked.free_bytes, reverse=need.strategy is Strategy.SPREAD)
     return tuple(fitting[: need.gpus])
 
 
-def _of_name(need: Need, node: Node) -> tuple[Gpu, ...]:
+def _of_name(need: Need, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     wanted = need.gpu.casefold()
-    return tuple(gpu for gpu in node.hardware.gpus if wanted in gpu.name.casefold()) if wanted else node.hardware.gpus
-
-
-def _fault(node: Node, gpu: Gpu) -> str:
-    """Why nothing may be placed on that GPU; empty: it is sound."""
-    if gpu.problems:
-        return gpu.problems[0]
-    return next((problem.code for problem in node.problems if problem.gpu == gpu.uuid), "") if node.problems else ""
-
-
-def _shareable(gpu: Gpu, booked: NodeBooks) -> bool:
-    return gpu.uuid not in booked.whole
-
-
-def _free_gpus(node: Node, booked: NodeBooks) -> int:
-    return sum(booked.is_free(gpu) for gpu in node.hardware.gpus)
+    return tuple(gpu for gpu in gpus if wanted in gpu.name.casefold()) if wanted else gpus
 
 
 def _short(gpu: Gpu) -> str:

@@ -5,12 +5,12 @@ from typing import ClassVar, Protocol
 
 import attrs
 
-from llmgw.core.catalog import Catalog, Profile
+from llmgw.core.catalog import Catalog, Model, Profile
 from llmgw.core.explain import Explanation
 from llmgw.core.fleet_events import Line
-from llmgw.core.nodes import FleetView
+from llmgw.core.nodes import FleetView, Node
 from llmgw.core.placement import Need, Unplaceable
-from llmgw.core.replicas import Replicas, ReplicaView
+from llmgw.core.replicas import Replica, Replicas, ReplicaView
 
 
 class Rng(Protocol):
@@ -136,6 +136,20 @@ class Tried:
     answer: Unplaceable
 
 
+@attrs.frozen(eq=False)
+class Settled:
+    """A model that was as the catalog says and waited for nothing: made of the very same objects, it still is.
+
+    (What a wake costs follows from what has changed, not from the size of the fleet.)
+    """
+
+    model: Model | None
+    replicas: tuple[Replica, ...]
+    nodes: tuple[Node | None, ...]
+    """Of every member of every launch."""
+    views: tuple[ReplicaView, ...]
+
+
 @attrs.frozen
 class Plan:
     """The answer. First write `replicas` to the store (if it is not the very object that went in), then send."""
@@ -153,6 +167,8 @@ class Plan:
     """Rule -> how often it decided."""
     world: World | None = None
     """What it was made from, to see what has changed at the next wake."""
+    settled: Mapping[str, Settled] = attrs.field(factory=dict)
+    """By model."""
     tried: tuple[Tried, ...] = ()
     """Placements not to be tried again while nothing has changed."""
     held_back: Mapping[CommandKey, float] = attrs.field(factory=dict)

@@ -12,15 +12,20 @@ the reports agree, and remembers nothing but what is in `Replicas`. The steps, e
 While control is recovering steps 2 to 5 end, move and retire nothing.
 """
 
+import operator
+from collections.abc import Iterable, Mapping
+
 import attrs
 
 from llmgw.core.balance import set_count
-from llmgw.core.catalog import Model, spec_hash
+from llmgw.core.catalog import spec_hash
+from llmgw.core.explain import Explanation
 from llmgw.core.fill import Filling, fill
 from llmgw.core.group import Group, Wake, slot_of
 from llmgw.core.launch_rules import commands, judge
 from llmgw.core.lifecycle import split_replica
-from llmgw.core.observe import adopt, notice
+from llmgw.core.nodes import Node
+from llmgw.core.observe import adopt, find, notice
 from llmgw.core.plan import (
     ROUTER_LIVE_SECONDS,
     Command,
@@ -30,6 +35,7 @@ from llmgw.core.plan import (
     Refused,
     Rng,
     RouterSeen,
+    Settled,
     Start,
     Stop,
     Tried,
@@ -37,7 +43,7 @@ from llmgw.core.plan import (
     key_of,
 )
 from llmgw.core.replica_views import explain, view
-from llmgw.core.replicas import Replicas
+from llmgw.core.replicas import Replica, Replicas
 
 __all__ = [
     "ROUTER_LIVE_SECONDS",
@@ -66,21 +72,31 @@ def reconcile(world: World, rng: Rng, previous: Plan | None = None) -> Plan:
         left = None if previous.due is None else max(0.0, previous.due - world.now)
         again = tuple(command for command in previous.commands if key_of(command) not in world.in_flight)
         return attrs.evolve(previous, commands=again, wake_after=left, log=(), fired={})
-    wake = Wake.begin(world, rng, previous)
-    groups = _gather(world)
-    adopt(wake, groups)
-    groups = dict(sorted(groups.items()))
+    found, epoch_max = find(
+        world, previous.world.fleet if previous is not None and previous.world is not None else None
+    )
+    by_model = _by_model(world)
+    touched = {one.model: None for one in found}
+    settled = _still_settled(world, previous, by_model, touched)
+    wake = Wake.begin(world, rng, previous, epoch_max)
+    groups = _gather(world, by_model, settled, touched)
+    for one in found:
+        adopt(wake, groups[one.model], one)
     for group in groups.values():
+        before = wake.waits
         notice(wake, group)
         set_count(wake, group)
         for slot in group.slots.values():
             for standing in tuple(slot.standings):
                 judge(wake, group, slot, standing)
-    filling = Filling(wake, groups, _still_refused(world, previous))
+        group.waits += wake.waits - before
+    filling = Filling(wake, groups, settled.values(), _still_refused(world, previous))
     # A model with nothing ready is placed before one that wants more.
     for group in sorted(groups.values(), key=lambda group: (group.ready > 0, group.name)):
+        before = wake.waits
         fill(filling, group)
-    return _plan(wake, groups, filling)
+        group.waits += wake.waits - before
+    return _plan(wake, groups, settled, filling)
 
 
 def _nothing_changed(world: World, previous: Plan) -> bool:
@@ -115,55 +131,112 @@ def _still_refused(world: World, previous: Plan | None) -> dict[str, list[Tried]
     return found
 
 
-def _gather(world: World) -> dict[str, Group]:
-    models: dict[str, Model] = {
-        name: model for name, model in world.catalog.models.items() if model.profile is not None
-    }
+def _by_model(world: World) -> dict[str, list[Replica]]:
+    found: dict[str, list[Replica]] = {}
+    for replica in world.replicas.by_id.values():
+        found.setdefault(replica.model, []).append(replica)
+    return found
+
+
+def _still_settled(
+    world: World, previous: Plan | None, by_model: Mapping[str, list[Replica]], touched: Mapping[str, None]
+) -> dict[str, Settled]:
+    """Models that need no look, since nothing of them has changed."""
+    if previous is None or world.fleet.recovery is not None:
+        return {}
+    nodes = world.fleet.nodes
+    found = {}
+    for name, settled in previous.settled.items():
+        replicas = by_model.get(name, [])
+        if (
+            name not in touched
+            and settled.model is world.catalog.models.get(name)
+            and len(replicas) == len(settled.replicas)
+            and all(map(operator.is_, replicas, settled.replicas))
+            and all(map(operator.is_, _nodes_of(replicas, nodes), settled.nodes))
+        ):
+            found[name] = settled
+    return found
+
+
+def _nodes_of(replicas: Iterable[Replica], nodes: Mapping[str, Node]) -> tuple[Node | None, ...]:
+    return tuple(
+        nodes.get(member.node) for replica in replicas for launch in replica.launches for member in launch.members
+    )
+
+
+def _gather(
+    world: World,
+    by_model: Mapping[str, list[Replica]],
+    settled: Mapping[str, Settled],
+    touched: Mapping[str, None],
+) -> dict[str, Group]:
+    """Every model that needs a look, by name, sorted."""
     groups = {}
-    for name, model in models.items():
-        assert model.profile is not None
-        groups[name] = Group(name, model, spec_hash(model.profile), {}, world.replicas.halts.get(name))
-    for replica in sorted(world.replicas.by_id.values(), key=lambda one: (one.model, split_replica(one.id)[1])):
-        if replica.model not in groups:
-            groups[replica.model] = Group(replica.model, None, "", {}, None)
-        groups[replica.model].slots[replica.id] = slot_of(replica, world.fleet)
+    for name in sorted({**world.catalog.models, **by_model, **touched}):
+        if name in settled:
+            continue
+        model = world.catalog.models.get(name)
+        profile = model.profile if model is not None else None
+        if profile is None and name not in by_model and name not in touched:
+            continue  # only static endpoints
+        slots = [slot_of(replica, world.fleet) for replica in by_model.get(name, [])]
+        groups[name] = Group(
+            name=name,
+            model=model if profile is not None else None,
+            spec_hash=spec_hash(profile) if profile is not None else "",
+            slots={slot.replica.id: slot for slot in sorted(slots, key=lambda slot: slot.number)},
+            halt=world.replicas.halts.get(name),
+        )
     return groups
 
 
-def _plan(wake: Wake, groups: dict[str, Group], filling: Filling) -> Plan:
+def _plan(wake: Wake, groups: dict[str, Group], settled: dict[str, Settled], filling: Filling) -> Plan:
     found: list[Command] = []
-    explanations, views = {}, {}
+    explanations: dict[str, Explanation] = {}
+    views = {name: one.views for name, one in settled.items()}
+    by_id = {replica.id: replica for one in settled.values() for replica in one.replicas}
+    now_settled = dict(settled)
     for name, group in groups.items():
+        before, sent = wake.waits, len(found)
         group.slots = {id_: slot for id_, slot in group.slots.items() if slot.live or slot.standings}
         for slot in group.slots.values():
+            by_id[slot.replica.id] = slot.replica
             for standing in slot.standings:
                 found += commands(wake, group, standing)
         explanation = explain(wake, group)
         if explanation is not None:
             explanations[name] = explanation
         views[name] = tuple(view(wake, group, slot) for slot in group.slots.values())
+        waits = group.waits + wake.waits - before
+        if explanation is None and len(found) == sent and not waits and group.halt is None:
+            replicas = tuple(slot.replica for slot in group.slots.values())
+            now_settled[name] = Settled(
+                wake.world.catalog.models.get(name), replicas, _nodes_of(replicas, wake.fleet.nodes), views[name]
+            )
     now = wake.world.now
     due = now if filling.left_over else wake.due
     return Plan(
         commands=tuple(found),
-        replicas=_replicas(wake, groups),
+        replicas=_replicas(wake, groups, by_id),
         explanations=explanations,
-        views=views,
+        views=dict(sorted(views.items())),
         wake_after=None if due is None else max(0.0, due - now),
         log=tuple(wake.log),
         fired=wake.fired,
         world=wake.world,
+        settled=now_settled,
         tried=tuple(one for of_model in filling.tried.values() for one in of_model),
         held_back=wake.held_back,
         due=due,
     )
 
 
-def _replicas(wake: Wake, groups: dict[str, Group]) -> Replicas:
+def _replicas(wake: Wake, groups: dict[str, Group], by_id: dict[str, Replica]) -> Replicas:
+    """The very object that went in where nothing else was decided."""
     old = wake.world.replicas
-    new = Replicas(
-        by_id={id_: slot.replica for group in groups.values() for id_, slot in group.slots.items()},
-        halts={name: group.halt for name, group in groups.items() if group.halt is not None},
-        epoch_max=wake.epoch_max,
-    )
-    return old if new == old else new
+    halts = {name: group.halt for name, group in groups.items() if group.halt is not None}
+    if by_id == old.by_id and halts == old.halts and wake.epoch_max == old.epoch_max:
+        return old
+    ordered = sorted(by_id.items(), key=lambda item: (item[1].model, split_replica(item[0])[1]))
+    return Replicas(by_id=dict(ordered), halts=dict(sorted(halts.items())), epoch_max=wake.epoch_max)

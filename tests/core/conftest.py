@@ -32,7 +32,7 @@ from llmgw.core.lifecycle import COMING_UP, TERMINAL, Cause, ShardReport, ShardS
 from llmgw.core.nodes import NodeState
 from llmgw.core.plan import Command, CommandKey, DrainShard, Plan, Refused, RouterSeen, Start, Stop, World, key_of
 from llmgw.core.reconcile import reconcile
-from llmgw.core.replicas import Replicas
+from llmgw.core.replicas import Launch, Replicas
 from llmgw.core.routes import Table, table, withdrawn
 from llmgw.core.units import Duration, Size
 
@@ -407,7 +407,7 @@ class Cluster:
 def check(cluster: Cluster, plan: Plan, before: Replicas) -> None:
     """The safety properties, after every wake."""
     fleet = cluster.fleet.snapshot()
-    booked: dict[tuple[str, str], list[int | None]] = {}
+    booked: dict[tuple[str, str], list[Launch]] = {}
     for replica in plan.replicas.by_id.values():
         epochs = [launch.epoch for launch in replica.launches]
         assert epochs == sorted(set(epochs), reverse=True), "epochs are unique, newest first"
@@ -418,13 +418,13 @@ def check(cluster: Cluster, plan: Plan, before: Replicas) -> None:
                 report = node.report(f"{replica.id}/{rank}", launch.epoch) if node is not None else None
                 if report is None or not report.gone:
                     for uuid in member.gpus:
-                        booked.setdefault((member.node, uuid), []).append(launch.gpu_memory)
+                        booked.setdefault((member.node, uuid), []).append(launch)
     for (name, uuid), holders in booked.items():
-        if len(holders) > 1:
+        if len(holders) > 1 and any(launch.ours for launch in holders):  # what is found is as it is
             gpu = fleet.nodes[name].hardware.gpu(uuid) if name in fleet.nodes else None
-            total = gpu.memory_total_bytes if gpu is not None else 0
-            assert None not in holders, f"{uuid} is booked whole and again"
-            assert sum(filter(None, holders)) <= total or gpu is None, f"{uuid} is over-booked"
+            shares = [launch.gpu_memory for launch in holders if launch.gpu_memory is not None]
+            assert len(shares) == len(holders), f"{uuid} is booked whole and again"
+            assert gpu is None or sum(shares) <= gpu.memory_total_bytes, f"{uuid} is over-booked"
     ids = [endpoint.id for endpoint in cluster.published.endpoints]
     assert len(ids) == len(set(ids)), "two epochs of a replica in one table"
     old_epochs = {launch.epoch for replica in before.by_id.values() for launch in replica.launches}
