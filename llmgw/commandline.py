@@ -184,10 +184,8 @@ def state_base(environ: Mapping[str, str], *, root: bool | None = None) -> Path 
 
 
 def _parser(program: str, purpose: str, *, writes: str = "") -> argparse.ArgumentParser:
-    init = (
-        f"`{program} init DIR` writes DIR/{writes}, annotated, from what is found on this machine." if writes else None
-    )
-    parser = argparse.ArgumentParser(prog=program, description=purpose, epilog=init)
+    epilog = f"`{program} init DIR` writes an annotated DIR/{writes} from what is found on this machine."
+    parser = argparse.ArgumentParser(prog=program, description=purpose, epilog=epilog if writes else None)
     parser.add_argument("--version", action="version", version=f"{program} {llmgw.__version__}")
     parser.add_argument(
         "--check", action="store_true", help="only check the configuration: 0 and ok, or 2 and every mistake"

@@ -36,6 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAIN_ONLY = {"commandline", "keyfiles"}
 """Top-level modules that only a `main` may use: they read what the operator wrote, and a mistake ends the process."""
 
+MAINS = MAIN_ONLY | {"cli"}
+"""Parts that are main's own: they may use those modules too."""
+
 ACTORS = ("control", "agent", "router")
 PURE = ("core", "wire", "config", "engines")
 
@@ -90,7 +93,7 @@ def against_direction(module: str, imported: str) -> str:
     if theirs == mine:
         return ""
     if theirs in MAIN_ONLY:
-        return "" if last == "main" else "only a main imports it"
+        return "" if last == "main" or mine in MAINS else "only a main imports it"
     if mine in MAY_IMPORT and theirs not in MAY_IMPORT[mine]:
         return f"{mine} may import {', '.join(sorted(MAY_IMPORT[mine]))}"
     return ""

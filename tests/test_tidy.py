@@ -20,6 +20,9 @@ OF_NO_MODULE = ("e2e", "fuzz")
 OF_THE_TREE = {"test_layers.py", "test_tidy.py", "test_conf.py", "test_scripts.py"}
 """Tests that are about the tree, not about a module."""
 
+OF_A_CASE = re.compile(r"test_([a-g][0-9]{2}|field_cases)\.py")
+"""Tests of one trouble, which are called by its id, or of several."""
+
 
 def modules() -> list[Path]:
     """Every module with something in it."""
@@ -53,7 +56,7 @@ def test_test_files_mirror_modules() -> None:
     strays = []
     for path in sorted(TESTS.rglob("test_*.py")):
         inside = path.relative_to(TESTS)
-        if inside.parts[0] in OF_NO_MODULE or str(inside) in OF_THE_TREE:
+        if inside.parts[0] in OF_NO_MODULE or str(inside) in OF_THE_TREE or OF_A_CASE.fullmatch(inside.name):
             continue
         name = inside.name.removeprefix("test_")
         is_package = (PACKAGE / inside.parent / name.removesuffix(".py") / "__init__.py").exists()
