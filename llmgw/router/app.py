@@ -19,22 +19,23 @@ async def serve_clients(gateway: Gateway, listener: socket.socket, stop: trio.Ev
     Owns `listener`, and everything in `gateway`.
     """
     accepting = trio.socket.from_stdlib_socket(listener)
-    async with trio.open_nursery() as tasks:
-        tasks.start_soon(gateway.pump.run)
-        tasks.start_soon(gateway.watch.watch_clients)
-        tasks.start_soon(gateway.watch.watch_deadlines, gateway)
-        try:
+    start = partial(_start, gateway)
+    try:
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(gateway.pump.run)
+            tasks.start_soon(gateway.watch.watch_clients)
+            tasks.start_soon(gateway.watch.watch_deadlines, gateway)
             async with trio.open_nursery() as clients:
-                start = partial(_start, gateway, clients)
-                await _accept_until(accepting, stop, start)
-                _accept_queued(accepting, start)
+                await _accept_until(accepting, stop, partial(start, clients))
+                _accept_queued(accepting, partial(start, clients))
                 accepting.close()
                 gateway.drain()
             tasks.cancel_scope.cancel()
-        finally:
-            accepting.close()
-            gateway.pool.close()
-            gateway.pump.close()
+    finally:
+        # Only now that no task is left: an epoll object that is closed under a waiting task leaves it waiting.
+        accepting.close()
+        gateway.pool.close()
+        gateway.pump.close()
 
 
 async def _accept_until(listener: trio.socket.SocketType, stop: trio.Event, start: "partial[None]") -> None:
