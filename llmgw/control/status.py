@@ -73,7 +73,7 @@ def gauges(scene: Scene) -> Gauges:
     nodes = dict.fromkeys((state.value for state in NodeState), 0)
     for node in scene.fleet.nodes.values():
         nodes[node.state.value] += 1
-    names = dict.fromkeys((*scene.catalog.models, *scene.decided.views))
+    names = _names(scene)
     replicas = {(name, state.value): 0 for name in names for state in ReplicaState}
     for name, views in scene.decided.views.items():
         for view in views:
@@ -165,7 +165,7 @@ def _routers(scene: Scene) -> Iterator[doc.RouterStatus]:
 
 def _models(scene: Scene, booked: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterator[doc.ModelStatus]:
     ended = _ended(scene)
-    names = dict.fromkeys((*scene.catalog.models, *scene.decided.views))
+    names = _names(scene)
     endpoints: dict[str, list[doc.EndpointStatus]] = {}
     for endpoint in scene.published.table.endpoints:
         shown = doc.EndpointStatus(endpoint.id, endpoint.address, endpoint.state, endpoint.reason)
@@ -182,6 +182,12 @@ def _models(scene: Scene, booked: Mapping[str, Mapping[str, tuple[str, ...]]]) -
             explanation=scene.decided.explanations.get(name),
             endpoints=tuple(endpoints.get(name, ())),
         )
+
+
+def _names(scene: Scene) -> list[str]:
+    """Models of the catalog, then those that were removed and of which something is left."""
+    removed = [name for name, views in scene.decided.views.items() if views and name not in scene.catalog.models]
+    return [*scene.catalog.models, *removed]
 
 
 def _replica(

@@ -195,7 +195,7 @@ def test_what_keeps_control_from_its_work_stands_first() -> None:
 
 
 def test_a_removed_model_is_shown_while_anything_of_it_runs() -> None:
-    decided = attrs.evolve(SCENE.decided, views={"old": (ReplicaView("old/0", "stopping"),)})
+    decided = attrs.evolve(SCENE.decided, views={"old": (ReplicaView("old/0", "stopping"),), "gone": ()})
     models = status(attrs.evolve(SCENE, decided=decided)).models
     assert [(model.name, model.desired) for model in models] == [("tiny", 2), ("legacy", 0), ("old", 0)]
 
