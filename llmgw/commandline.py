@@ -128,17 +128,25 @@ def engine_mistakes(loaded: Loaded[ClusterConfig], file: str) -> Iterator[Mistak
             yield attrs.evolve(mistake, origin=mistake.origin or origin, path=path)
 
 
-def read_cluster(file: str, environ: Mapping[str, str]) -> Loaded[ClusterConfig]:
-    """The configuration of llmgw-control and llmgw-router. ConfigError with every mistake."""
-    source = _source(file)
+def read_cluster(file: str, environ: Mapping[str, str], *, base: Path | None = None) -> Loaded[ClusterConfig]:
+    """The configuration of llmgw-control and llmgw-router. ConfigError with every mistake.
+
+    base: the folder that relative paths are under, where that is not the file's own.
+    """
+    source = _source(file, base)
     return load_cluster(source, environ, engines=tuple(ENGINES), state_base=state_base(environ))
 
 
 def read_node(
-    file: str | None, environ: Mapping[str, str], *, server: str | None = None, node_id: str | None = None
+    file: str | None,
+    environ: Mapping[str, str],
+    *,
+    server: str | None = None,
+    node_id: str | None = None,
+    base: Path | None = None,
 ) -> Loaded[NodeConfig]:
-    """The configuration of llmgw-agent, with or without a file. ConfigError with every mistake."""
-    source = Source("no configuration file", Path.cwd()) if file is None else _source(file)
+    """The configuration of llmgw-agent, with or without a file. ConfigError with every mistake. base: as there."""
+    source = Source("no configuration file", Path.cwd()) if file is None else _source(file, base)
     options: dict[str, tuple[str, str]] = {}
     if server is not None:
         options["control"] = ("--server", server)
@@ -212,8 +220,14 @@ def _dialled(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _source(file: str) -> Source:
-    path = Path(file).absolute()  # not resolved: paths are relative to the folder of a link, not of its target
+def _source(file: str, base: Path | None) -> Source:
+    # Not resolved: paths are relative to the folder of a link, not of its target.
+    return Source(file, Path(file).absolute().parent if base is None else base, read_text(file))
+
+
+def read_text(file: str) -> str:
+    """The text of a configuration. ConfigError where it cannot be read, with the absolute path tried."""
+    path = Path(file).absolute()
     try:
         with path.open("rb") as opened:
             data = opened.read(FILE_BYTES_MAX + 1)
@@ -226,4 +240,4 @@ def _source(file: str) -> Source:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError((Mistake(f"{file}:{line}", "", "not TOML: expected UTF-8 text"),)) from None
-    return Source(file, path.parent, text)
+    return text

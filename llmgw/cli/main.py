@@ -10,6 +10,8 @@ from rich.console import Console
 
 import llmgw
 from llmgw.cli.client import ADMIN_VARIABLE, DEFAULT_URL, Admin, NotReached, choose_admin, get, wrong_answer
+from llmgw.cli.completion import completion
+from llmgw.cli.config import config
 from llmgw.cli.status import print_status
 from llmgw.core.statusdoc import Status
 
@@ -24,8 +26,12 @@ ADMIN_HELP = f"Control's admin address, [admin] listen of cluster.toml (else {AD
 @click.option("--admin", metavar="URL", help=ADMIN_HELP)
 @click.pass_context
 def main(context: click.Context, admin: str | None) -> None:
-    """Look at an llmgw cluster, and tell it what to do."""
+    """Look at an llmgw cluster, and tell it what to do. `llmgw completion bash` makes a shell complete its words."""
     context.obj = admin
+
+
+main.add_command(config)
+main.add_command(completion)
 
 
 @main.command()
@@ -33,7 +39,7 @@ def main(context: click.Context, admin: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The whole status as JSON, for scripts.")
 @click.pass_obj
 def status(outer_admin: str | None, admin: str | None, as_json: bool) -> None:
-    """Nodes, GPUs, models, replicas and routers, each fact with its age."""
+    """Nodes, GPUs, models, replicas, routers: each fact with its age."""
     where = _admin(admin or outer_admin)
     try:
         body = get(where, "/api/v1/status")
