@@ -34,6 +34,7 @@ from llmgw.engines import ENGINES
 from llmgw.engines.base import Machine
 from llmgw.net.dial import connect_tcp
 from llmgw.net.listening import raise_file_limit
+from llmgw.net.notify import ServiceManager, keep_informed
 
 log = structlog.get_logger()
 
@@ -92,6 +93,7 @@ async def run(config: NodeConfig, state_dir: StateDir) -> None:
     try:
         async with open_launcher(state_dir) as launcher, trio.open_nursery() as nursery:
             nursery.start_soon(end_at_signal, ending, nursery.cancel_scope)
+            nursery.start_soon(keep_informed, ServiceManager.from_environment(os.environ, os.getpid()))
             await run_agent(
                 config,
                 instance=state_dir.instance,

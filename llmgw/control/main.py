@@ -41,6 +41,7 @@ from llmgw.net.listening import (
     open_listener,
     raise_file_limit,
 )
+from llmgw.net.notify import ServiceManager, keep_informed
 from llmgw.net.worker_settings import WorkerSettings, router_folder, worker_command
 
 log = structlog.get_logger()
@@ -166,6 +167,7 @@ async def run(
             rng=rng,
         )
     )
+    nursery.start_soon(keep_informed, ServiceManager.from_environment(os.environ, os.getpid()))
     log.info(
         "control started",
         version=llmgw.__version__,

@@ -28,6 +28,7 @@ from llmgw.keyfiles import read_key_files
 from llmgw.net.children import end_recorded_workers, run_workers
 from llmgw.net.dial import Attempt, keep_dialling
 from llmgw.net.listening import AddressTakenError, Inherited, bound_address, open_listener, raise_file_limit
+from llmgw.net.notify import ServiceManager, keep_informed
 from llmgw.net.worker_settings import WorkerSettings, router_folder, worker_command
 from llmgw.router.follow import Bell, Following
 from llmgw.router.kept import restore
@@ -93,6 +94,7 @@ async def serve(config: ClusterConfig, keys: Mapping[tuple[str, str], str]) -> i
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end_at_signal, nursery.cancel_scope)
+        nursery.start_soon(keep_informed, ServiceManager.from_environment(os.environ, os.getpid()))
         if config.router.control is not None:
             following = Following(router_name(listener), table, news, report=workers.report, applied=workers.applied)
             nursery.start_soon(partial(keep_dialling, config.router.control, partial(converse, following), rng=rng))
