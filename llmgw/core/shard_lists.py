@@ -82,7 +82,7 @@ def fold_accepted(node: Node, report: ShardReport, now: float) -> Node:
 def all_gone(node: Node, state: ShardState, cause: Cause, now: float) -> Node:
     """The node after it is known that nothing of what it held is left there."""
     left = [
-        report
+        attrs.evolve(report, gone=True)
         if _terminal(report)
         else attrs.evolve(report, state=state.value, gone=True, cause=cause.value, error=f"{cause}", since_seconds=0.0)
         for report in node.shards.values()
