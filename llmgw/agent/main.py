@@ -79,20 +79,20 @@ async def serve(config: NodeConfig) -> int:
 
 async def run(config: NodeConfig, state_dir: StateDir) -> None:
     """Run until a signal, on this machine."""
-    log.info(
-        "agent started",
-        version=llmgw.__version__,
-        node=config.node_id,
-        control=str(config.control),
-        state_dir=str(state_dir.path),
-        ports=f"{config.ports.first}-{config.ports.last}",
-    )
     threads = Threads()
     gpus = GpuReader()
     ending = trio.Event()
     try:
         async with open_launcher(state_dir) as launcher, trio.open_nursery() as nursery:
-            nursery.start_soon(end_at_signal, ending, nursery.cancel_scope)
+            await nursery.start(end_at_signal, ending, nursery.cancel_scope)
+            log.info(
+                "agent started",
+                version=llmgw.__version__,
+                node=config.node_id,
+                control=str(config.control),
+                state_dir=str(state_dir.path),
+                ports=f"{config.ports.first}-{config.ports.last}",
+            )
             nursery.start_soon(keep_informed, ServiceManager.from_environment(os.environ, os.getpid()))
             await run_agent(
                 config,
@@ -113,9 +113,12 @@ async def run(config: NodeConfig, state_dir: StateDir) -> None:
         gpus.close()
 
 
-async def end_at_signal(ending: trio.Event, scope: trio.CancelScope) -> None:
+async def end_at_signal(
+    ending: trio.Event, scope: trio.CancelScope, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED
+) -> None:
     """End in order at SIGTERM or SIGINT; at once at another, and engines still to end are left to their shims."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for number in signals:
             log.info("ending at once" if ending.is_set() else "ending", signal=signal.Signals(number).name)
             if ending.is_set():

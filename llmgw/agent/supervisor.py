@@ -72,6 +72,9 @@ OUTPUT_BYTES_MAX = 256 * 1024
 STOP_MARGIN_SECONDS = 15.0
 """Beyond the longest grace, for the kernel to take down what was killed."""
 
+LOGGED_OUTPUT_CHARACTERS_MAX = 2000
+"""Of an ended engine's last output in our own log: what a person looks for first. Control gets more of it."""
+
 TELL_SECONDS = 2.0
 """At the end, for control to acknowledge how the engines ended."""
 
@@ -279,6 +282,7 @@ class Supervisor:
         level = "warning" if report.state == ShardState.FAILED else "info"
         facts = {"pid": report.pid, "port": report.port, "error": report.error, "cause": report.cause}
         facts |= {"exit_code": report.exit_code, "signal": report.signal, "gone": report.gone or None}
+        facts |= {"output": tell.output[-LOGGED_OUTPUT_CHARACTERS_MAX:]}
         shown = {name: value for name, value in facts.items() if value not in {None, ""}}
         getattr(log, level)("shard state", shard=report.shard, epoch=report.epoch, state=report.state, **shown)
         status = self._outbox.add(report, tell.output, trio.current_time())

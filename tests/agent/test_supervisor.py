@@ -670,7 +670,7 @@ async def test_each_command_and_each_state_is_one_log_line(autojump_clock: MockC
     with capture_logs() as logs:
         process = await node.ready()
         await node.command(start(6, command_id=2))
-        process.exit(1, error="exit code 1")
+        process.exit(1, error="exit code 1", output="first\nlast words")
         await node.wait_for(SHARD, "failed", gone=True)
     lines = [(entry["event"], entry.get("state", entry.get("epoch", entry.get("reason")))) for entry in logs]
     assert lines == [
@@ -683,7 +683,8 @@ async def test_each_command_and_each_state_is_one_log_line(autojump_clock: MockC
         ("shard state", "failed"),
         ("shard state", "failed"),
     ]
-    assert "exited with code 1" in logs[-1]["error"]
+    assert logs[-1]["error"] == "exited with code 1: last words"
+    assert logs[-1]["output"] == "first\nlast words"
 
 
 async def test_processes_that_were_left_alone_are_named(autojump_clock: MockClock, node: Node) -> None:
