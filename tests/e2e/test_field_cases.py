@@ -19,7 +19,7 @@ FAKE = """
 name = "fake"
   [models.profile]
   engine = "llamacpp"
-  model = "/dev/null"
+  model = "tiny.gguf"
   args = {args}
   start_deadline = "{deadline}"
   env = {env}
