@@ -17,7 +17,7 @@ MODULE_LINES_MAX = 500
 OF_NO_MODULE = ("e2e", "fuzz")
 """Folders of tests that are about several modules at once."""
 
-OF_THE_TREE = {"test_layers.py", "test_tidy.py", "test_conf.py", "test_scripts.py"}
+OF_THE_TREE = {"test_layers.py", "test_tidy.py", "test_conf.py", "test_scripts.py", "test_units.py"}
 """Tests that are about the tree, not about a module."""
 
 OF_A_CASE = re.compile(r"test_([a-g][0-9]{2}|field_cases)\.py")
