@@ -133,9 +133,10 @@ def _value(text: str, setting: Setting) -> Any:
         return [item.strip() for item in text.split(",")]
     if origin in (tuple, dict):
         try:
-            return tomllib.loads(f"value = {text}")["value"]
+            value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             return wrong
+        return value if isinstance(value, dict) == (origin is dict) else wrong
     return text
 
 
