@@ -116,6 +116,7 @@ class Cluster:
     top: str = ""
     """Further top-level TOML of cluster.toml."""
     node_settings: str = ""
+    """Lines of every node.toml; NODE stands for the node's name."""
     agent_port: int = attrs.field(factory=free_port)
     admin_port: int = attrs.field(factory=free_port)
     router_port: int = attrs.field(factory=free_port)
@@ -157,7 +158,7 @@ control = "127.0.0.1:{self.agent_port}"
 state_dir = "{node}"
 models_dir = "{self.models_dir}"
 ports = "{first}-{first + 9}"
-{self.node_settings}
+{self.node_settings.replace("NODE", node)}
 """
             )
         return path

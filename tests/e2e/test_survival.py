@@ -19,16 +19,17 @@ replicas = {replicas}
   engine = "llamacpp"
   model = "slow.gguf"
   args = ["-t", "1", "-c", "8192", "-np", "2"]
-  [models.placement]
-  strategy = "spread"
+  gpus = {gpus}
 """
-STREAM_TOKENS = 3000
-"""A minute and more."""
+ONE_GPU = '[[gpus]]\nuuid = "GPU-NODE"\nname = "declared"\nmemory = "1GiB"'
+"""So that a node holds one replica that needs a GPU, and no more."""
+STREAM_TOKENS = 1800
+"""About a minute, while two engines share two cores with everything else."""
 
 
 def test_control_killed_costs_no_engine_and_no_stream(make_cluster: Callable[..., Cluster]) -> None:
     """`kill -9` of control with two agents: same pids, not one command, the router's stream is not cut."""
-    cluster = make_cluster(SLOW.format(replicas=2))
+    cluster = make_cluster(SLOW.format(replicas=2, gpus=1), node_settings=ONE_GPU)
     control = cluster.control()
     agents = [cluster.agent("gpu-a"), cluster.agent("gpu-b")]
     before = cluster.ready("slow", 2)
@@ -56,7 +57,7 @@ def test_control_killed_costs_no_engine_and_no_stream(make_cluster: Callable[...
     assert [(shard["id"], shard["pid"], shard["epoch"]) for shard in after] == [
         (shard["id"], shard["pid"], shard["epoch"]) for shard in before
     ]
-    assert through_router.finished(300) == "length"
+    assert through_router.finished(600) == "length"
     assert [len(agent.events("command received")) for agent in agents] == commands
     # and the router that control started anew serves them again
     assert Stream(cluster.client(), "slow", 20).finished(60) == "length"
@@ -64,7 +65,7 @@ def test_control_killed_costs_no_engine_and_no_stream(make_cluster: Callable[...
 
 def test_agent_killed_and_restarted_adopts_its_engine(make_cluster: Callable[..., Cluster]) -> None:
     """`kill -9` of the agent in mid-stream: same engine pid, the stream goes on, then a clean stop."""
-    cluster = make_cluster(SLOW.format(replicas=1))
+    cluster = make_cluster(SLOW.format(replicas=1, gpus=0))
     cluster.control()
     agent = cluster.agent("gpu-a")
     (before,) = cluster.ready("slow")
@@ -88,14 +89,14 @@ def test_agent_killed_and_restarted_adopts_its_engine(make_cluster: Callable[...
 
 def test_engine_killed_is_failed_within_two_seconds_and_replaced(make_cluster: Callable[..., Cluster]) -> None:
     """A killed engine is `failed` with the signal and its last output, and a new epoch takes its place."""
-    cluster = make_cluster(SLOW.format(replicas=1))
+    cluster = make_cluster(SLOW.format(replicas=1, gpus=0))
     cluster.control()
     cluster.agent("gpu-a")
     (before,) = cluster.ready("slow")
     os.kill(before["pid"], signal.SIGKILL)
     killed = time.monotonic()
     agent = next(daemon for daemon in cluster.daemons if daemon.name == "gpu-a")
-    (failed,) = wait_until(
+    failed, *_ = wait_until(
         "the agent to report the failure",
         20,
         lambda: [event for event in agent.events("shard state") if event["state"] == "failed"],
