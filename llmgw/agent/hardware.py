@@ -26,7 +26,7 @@ log = structlog.get_logger()
 POLL_SECONDS = 2.0
 """As often as the shortest heartbeat."""
 
-HOST_PATIENCE_SECONDS = 1.0
+HOST_PATIENCE_SECONDS = 3.0
 """For /proc, /sys and the file system of models_dir: microseconds, unless a file server is away."""
 
 DISK_CHANGE = 0.05

@@ -99,7 +99,7 @@ async def test_a_file_server_that_is_away_is_a_problem_and_keeps_the_last_number
     after = await read()
     assert after.hardware == before.hardware
     assert after.problems == (Problem("disk", f"looking at {tmp_path} did not return"),)
-    assert trio.current_time() <= 2.0
+    assert trio.current_time() <= 4.0
 
 
 def test_the_filter_takes_gpus_away_by_uuid_and_says_what_it_cannot_find() -> None:
