@@ -132,10 +132,6 @@ class Fleet:
         """The time on the hearing clock."""
         return now - self.deaf_seconds
 
-    def silence(self, node: str, now: float) -> float:
-        """Seconds of witnessed silence of that node."""
-        return max(0.0, self.hearing(now) - self.pulses[node].heard)
-
     def _recovery(self) -> Recovery | None:
         if not self.recovering:
             return None

@@ -204,8 +204,7 @@ class Group:
         Without a word of the operator one may be missing, and the last one only where `update = "stop-first"` says
         that an outage is wanted rather than a second copy.
         """
-        if self.model is None:
-            return 0
+        assert self.model is not None
         if self.model.ready_min is not None:
             return min(self.model.ready_min, self.desired)
         least = 0 if self.model.update is Update.STOP_FIRST else 1

@@ -213,3 +213,52 @@ def test_d14_update_missed_by_a_replica_that_was_away(core: Any) -> None:
     assert list(cluster.states().values()) == ["ready", "ready"]
     old = [command for command in n1.received if command.kind in ("drain", "stop")]
     assert [command.kind for command in old] == ["drain", "stop"], "drained first"
+
+
+def test_a_silent_replica_is_not_given_up_for_one_that_is_still_loading(core: Any) -> None:
+    """Or the other way round: nothing is ended that may be missed."""
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=2))
+    n1 = cluster.add("n1", labels={"a": "b"})
+    cluster.settle()
+    cluster.add("n2", slow=True, labels={"c": "d"})
+    cluster.set_models(core.model(replicas=3, labels={"c": "d"}))
+    cluster.run(5)
+    assert cluster.states()["tiny/2"] == "loading"
+    cluster.cut(n1)
+    cluster.run(10)
+    cluster.sent.clear()
+    cluster.set_models(core.model(replicas=2, labels={"c": "d"}))
+    cluster.run(20)
+    assert cluster.sent == []
+    assert sorted(cluster.states()) == ["tiny/0", "tiny/1", "tiny/2"]
+    cluster.connect(n1)
+    cluster.run(5)
+    assert [command.shard for command in cluster.sent] == ["tiny/2/0"], "now the loading one goes"
+
+
+def test_a_model_of_no_replicas_keeps_none(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=1))
+    cluster.add("n1")
+    cluster.settle()
+    cluster.set_models(core.model(replicas=0))
+    cluster.settle()
+    assert cluster.running() == {}
+    assert cluster.replicas.by_id == {}
+    assert cluster.published.models[0].unavailable.reason == "pending: no replica is wanted"
+
+
+def test_two_updates_in_a_row_end_at_the_last_one(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=2, gpus=1))
+    cluster.add("n1", 3)
+    cluster.settle()
+    first = len(cluster.served["tiny"])
+    cluster.set_models(core.model(replicas=2, gpus=1, args=("--second",)))
+    cluster.run(2)
+    last = core.model(replicas=2, gpus=1, args=("--third",))
+    cluster.set_models(last)
+    cluster.settle()
+    assert min(cluster.served["tiny"][first:]) >= 2
+    assert {report.spec_hash for report in cluster.agents["n1"].shards.values()} == {core.spec_hash(last.profile)}

@@ -283,3 +283,19 @@ def test_the_drain_of_a_control_whose_file_is_lost_goes_on(core: Any) -> None:
     cluster.connect_all()
     cluster.run(400)
     assert cluster.running() == {"tiny/0/0": "n1"}
+
+
+def test_a_drain_that_nobody_remembers_is_finished(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=2))
+    agent = cluster.add("n1")
+    cluster.settle()
+    agent.shards["tiny/1/0"] = attrs.evolve(agent.shards["tiny/1/0"], state="draining")
+    cluster.sent.clear()
+    cluster.settle()
+    assert cluster.fired["drain: found"] == 1
+    assert [(command.kind, getattr(command, "reason", "")) for command in cluster.sent] == [
+        ("stop", "it was draining when control started"),
+        ("start", ""),
+    ]
+    assert list(cluster.states().values()) == ["ready", "ready"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from llmgw.core.lifecycle import ShardReport
 from llmgw.core.nodes import Memory
 from llmgw.core.plan import Start
 
@@ -125,3 +126,57 @@ def test_with_an_unreadable_file_nothing_is_started_or_stopped_until_it_is_over(
     assert "control is recovering, and does not know what runs" in cluster.summary("b")
     cluster.run(60)
     assert kinds(cluster) == ["start b/0/0 n1", "drain gone/0/0 n1", "stop gone/0/0 n1"]
+
+
+def test_what_is_no_shard_of_ours_is_left_alone_and_its_gpus_are_taken(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(gpus=1))
+    agent = cluster.add("n1", 1)
+    agent.shards["mine"] = ShardReport("mine", 1, "h", "ready", gpus=("GPU-n1-0",))
+    cluster.run(5)
+    assert cluster.sent == []
+    assert "1 in use" in cluster.summary()
+    assert list(cluster.replicas.by_id) == ["tiny/0"]
+
+
+def test_the_same_launch_on_a_second_machine_is_left_alone(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    first = cluster.add("n1")
+    cluster.settle()
+    copied = dict(first.shards)
+    cluster.restart(memory=Memory.FIRST_START)
+    cluster.add("n2", shards=copied)
+    cluster.connect(first)
+    cluster.sent.clear()
+    cluster.run(400)
+    assert cluster.sent == []
+    assert len(cluster.replicas.by_id["tiny/0"].launches) == 1
+
+
+def test_epochs_follow_what_agents_report_and_the_clock(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model("a"), core.model("b"))
+    agent = cluster.add("n1")
+    agent.shards["a/0/0"] = ShardReport("a/0/0", 4_000_000_000, "h", "ready")
+    cluster.heartbeat(agent)
+    cluster.settle()
+    assert cluster.replicas.by_id["b/0"].launches[0].epoch == 4_000_000_001
+    assert cluster.replicas.epoch_max >= 4_000_000_001
+
+
+def test_an_engine_found_and_lost_without_a_file_is_not_restarted_before_the_time_is_over(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    agent = cluster.add("n1")
+    cluster.settle()
+    cluster.restart(memory=Memory.UNREADABLE)
+    cluster.connect_all()
+    cluster.run(5)
+    agent.fail("tiny/0/0")
+    cluster.sent.clear()
+    cluster.run(60)
+    assert cluster.sent == []
+    assert "not launched while control is recovering without its file" in cluster.summary()
+    cluster.run(300)
+    assert cluster.states() == {"tiny/0": "ready"}
