@@ -39,6 +39,9 @@ MAIN_ONLY = {"commandline", "keyfiles"}
 MAINS = MAIN_ONLY | {"cli"}
 """Parts that are main's own: they may use those modules too."""
 
+PROCESSES = ("main", "worker")
+"""Modules that are processes: the commands, and what a router's parent starts."""
+
 ACTORS = ("control", "agent", "router")
 PURE = ("core", "wire", "config", "engines")
 
@@ -88,7 +91,7 @@ def against_direction(module: str, imported: str) -> str:
     imported_last = imported.rsplit(".", 1)[-1]
     if imported_last == "main" and mine != "":
         return "nothing imports a main"
-    if imported_last == "app" and last != "main":
+    if imported_last == "app" and last not in PROCESSES:
         return "only a main imports an app"
     if theirs == mine:
         return ""

@@ -1,4 +1,4 @@
-"""What can happen to an agent's shards, and what can be done about it: the two vocabularies of `llmgw.core.supervision`."""
+"""What can happen to an agent's shards, and what can be done about it: the words of `llmgw.core.supervision`."""
 
 import attrs
 

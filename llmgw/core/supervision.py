@@ -76,7 +76,7 @@ S = ShardState
 Step = tuple[Supervision, tuple[Action, ...]]
 
 KILL_GRACE_SECONDS = 5.0
-"""From SIGTERM to SIGKILL for an engine that missed its start deadline: it had its chance, but may hold shared memory."""
+"""From SIGTERM to SIGKILL for an engine that missed its start deadline: it may still have to free shared memory."""
 
 PORT_AVOIDED_SECONDS = 300.0
 """How long a port on which an engine found somebody else is not chosen again."""

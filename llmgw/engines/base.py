@@ -1,4 +1,4 @@
-"""What every engine adapter offers: from a profile and an assignment to a command line, and back from an end to its cause.
+"""What every engine adapter offers: from a profile and an assignment to a command line, from an end to its cause.
 
 An adapter is one module with one class and one entry of `llmgw.engines.ENGINES`. It is pure: what is on the node is
 asked through `Machine`, nothing is started, read or written here. Three sides use it:
@@ -164,7 +164,7 @@ class Engine(Protocol):
         """How long after SIGTERM a second one is sent to an engine known to ignore the first; None: never."""
 
     def check(self, profile: Profile) -> tuple[Mistake, ...]:
-        """What is wrong with `profile` on any node. `origin` is empty and `path` relative to the profile (`args[2]`)."""
+        """What is wrong with `profile` on any node. `origin` is empty, `path` relative to the profile (`args[2]`)."""
 
     def served_name(self, profile: Profile, catalog_name: str) -> str:
         """The name the engine answers to: what `args` say, else the catalog name."""

@@ -161,7 +161,7 @@ FAILURES = (
     Failure(
         _line(r"couldn't bind HTTP server socket|[Aa]ddress already in use"),
         Cause.PORT_TAKEN,
-        "another process listens there; at the next launch a port of the node's range is another one, a fixed `port` is not",
+        "another process listens there; the next launch takes another port of the node's range, unless `port` fixes it",
     ),
     # Printed before "failed to load model", which is all that llama-server says in the end.
     Failure(

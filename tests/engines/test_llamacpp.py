@@ -224,8 +224,9 @@ def test_a_recorded_end_is_explained(recorded: str, cause: Cause, error: str, hi
     "line",
     [
         (
-            "0.01.2 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 590.07 MiB on device 0: cudaMalloc failed: "
-            "out of memory\nllama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"
+            "0.01.2 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 590.07 MiB on device 0: "
+            "cudaMalloc failed: out of memory\n"
+            "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"
         ),
         "CUDA error: out of memory\n  current device: 0",
         "alloc_tensor_range: failed to allocate ROCm0 buffer of size 1879048192",

@@ -41,7 +41,7 @@ def test_a_worker_does_not_learn_whom_its_parent_follows() -> None:
 
 @pytest.mark.parametrize("argv", [[], ["{}", "0", "5", "6"], ["x", "0", "5", "6"], ["{}", "a", "5", "6"]])
 def test_anything_else_is_refused(argv: list[str]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r".+"):
         parse_worker_arguments(argv)
 
 
