@@ -6,6 +6,7 @@ Environment: FAKE_DUMP, a folder for `argv-<port>.json`; FAKE_SILENT=1 loads for
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,7 +53,9 @@ def main() -> None:
     if os.environ.get("FAKE_SILENT"):
         while True:
             time.sleep(3600)
-    ThreadingHTTPServer((value_of("--host"), port), Handler).serve_forever()
+    host = value_of("--host")
+    ThreadingHTTPServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ThreadingHTTPServer((host, port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
