@@ -2,10 +2,15 @@
 
 import json
 
-from llmgw.core.routing import RoutedModel
-from llmgw.router.answers import answer, model_detail, model_list, refusal
+import pytest
+
+from llmgw.core.routing import ClientKey, RoutedModel
+from llmgw.router.answers import answer, own, refusal
 from llmgw.router.dialects import OPENAI, Problem, Trouble
 from llmgw.router.http import parse_response
+from llmgw.router.paths import Health, ModelDetail, ModelList, Ready
+from llmgw.router.table import Table
+from llmgw.wire.messages import RouteTable
 
 
 def test_an_answer_is_a_whole_response() -> None:
@@ -36,11 +41,35 @@ def test_a_refusal_carries_what_its_status_asks_for() -> None:
     assert b"retry-after" not in raw
 
 
+def table_of(*models: RoutedModel, keys: tuple[ClientKey, ...] = ()) -> Table:
+    made = Table()
+    made.put(RouteTable("c", 1, models=models, keys=keys))
+    return made
+
+
 def test_models_in_openais_words() -> None:
-    tiny = RoutedModel("tiny", aliases=("gpt",), created=7)
-    listed = json.loads(model_list([tiny]))
-    assert listed == {
+    table = table_of(RoutedModel("tiny", aliases=("gpt",), created=7))
+    status, body = own(ModelList(), table, None, draining=False)
+    assert status == 200
+    assert json.loads(body) == {
         "object": "list",
         "data": [{"id": "tiny", "object": "model", "created": 7, "owned_by": "llmgw"}],
     }
-    assert json.loads(model_detail(tiny, "gpt"))["id"] == "gpt"
+    assert json.loads(own(ModelDetail("gpt"), table, None, draining=False)[1])["id"] == "gpt"
+
+
+def test_a_key_sees_its_models_alone() -> None:
+    key = ClientKey("team", "0" * 64, ("tiny",))
+    table = table_of(RoutedModel("tiny"), RoutedModel("other"), keys=(key,))
+    listed = json.loads(own(ModelList(), table, key, draining=False)[1])
+    assert [entry["id"] for entry in listed["data"]] == ["tiny"]
+    with pytest.raises(Problem, match="other"):
+        own(ModelDetail("other"), table, key, draining=False)
+
+
+def test_ready_is_said_of_a_table_and_not_while_draining() -> None:
+    table = table_of()
+    assert own(Ready(), table, None, draining=False)[0] == 200
+    assert own(Ready(), table, None, draining=True)[0] == 503
+    assert own(Ready(), Table(), None, draining=False)[0] == 503
+    assert own(Health(), Table(), None, draining=True)[0] == 200
