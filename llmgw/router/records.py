@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import attrs
-import structlog
-
-log = structlog.get_logger()
 
 TAIL_BYTES = 4096
 """Of an answer's end, where its usage stands."""
@@ -69,38 +66,6 @@ class AccessLog(Protocol):
         """Take one that has ended. Never blocks."""
 
 
-class StructuredAccessLog:
-    """One line of the log for each request."""
-
-    def write(self, record: Record, now: float) -> None:
-        """Log it: what it was, who got it, how it ended."""
-        log.info("request", **facts(record, now))
-
-
-def facts(record: Record, now: float) -> dict[str, object]:
-    """What is shown of a record; nothing that says nothing."""
-    first = record.first_byte_at
-    known: dict[str, object] = {
-        "request_id": record.request_id,
-        "method": record.method,
-        "path": record.path,
-        "client": record.client,
-        "model": record.model,
-        "endpoint": record.endpoint,
-        "epoch": record.epoch,
-        "status": record.status,
-        "ending": str(record.ending) if record.ending is not None else "",
-        "detail": record.detail,
-        "first_byte_ms": None if first is None else round((first - record.began_at) * 1000, 1),
-        "total_ms": round((now - record.began_at) * 1000, 1),
-        "bytes": record.bytes_sent,
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
-        "estimated": not record.exact,
-    }
-    return {name: value for name, value in known.items() if value not in ("", None, 0, False) or name == "status"}
-
-
 class Counters:
     """What this process has counted since it started, by name and labels as Prometheus writes them."""
 
@@ -151,6 +116,7 @@ def _labels(**labels: str) -> str:
 
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+"""A null usage, as engines put it into every event but the last, is none."""
 _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\s*[,}]')
 _COMPLETION = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})\s*[,}]')
 
@@ -162,12 +128,13 @@ def usage_in(pieces: Iterable[bytes]) -> tuple[int | None, int | None] | None:
     what follows it is neither a comma nor a brace.
     """
     tail = b"".join(pieces)[-TAIL_BYTES:]
-    start = -1
-    for found in _USAGE.finditer(tail):
-        start = found.end()
-    if start < 0:
-        return None
-    prompt, completion = _PROMPT.search(tail, start), _COMPLETION.search(tail, start)
+    start, found = len(tail), None
+    while found is None:
+        start = tail.rfind(b'"usage"', 0, start)
+        if start < 0:
+            return None
+        found = _USAGE.match(tail, start)
+    prompt, completion = _PROMPT.search(tail, found.end()), _COMPLETION.search(tail, found.end())
     if prompt is None and completion is None:
         return None
     return (

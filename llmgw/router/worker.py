@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,12 +21,12 @@ import llmgw.logs
 from llmgw.errors import PeerError
 from llmgw.net.listening import raise_file_limit
 from llmgw.net.worker_settings import WorkerArguments, parse_worker_arguments
+from llmgw.router.access import open_access_log
 from llmgw.router.app import serve_clients
 from llmgw.router.follow import Bell, Following
 from llmgw.router.gateway import Gateway
 from llmgw.router.kept import keep, restore
 from llmgw.router.pool import Pool
-from llmgw.router.records import StructuredAccessLog
 from llmgw.router.table import Table
 from llmgw.wire.messages import RouterReport
 
@@ -58,6 +59,7 @@ async def run(arguments: WorkerArguments) -> None:
         nursery.start_soon(worker.stop_at_signal)
         nursery.start_soon(worker.follow, stream)
         nursery.start_soon(worker.keep_table)
+        nursery.start_soon(worker.write_records)
         await worker.serve(socket.socket(fileno=arguments.listener_fd))
         nursery.cancel_scope.cancel()
 
@@ -76,9 +78,8 @@ class Worker:
         self._stop = trio.Event()
         rng = random.Random()  # noqa: S311  breaks ties and makes request ids; no secret comes from it
         self._table = Table(self._news.ring)
-        self._gateway = Gateway(
-            settings.router, self._table, StructuredAccessLog(), rng, Pool(settings.router.connect_timeout)
-        )
+        self._access = open_access_log(settings.log, sys.stderr, time.time)
+        self._gateway = Gateway(settings.router, self._table, self._access, rng, Pool(settings.router.connect_timeout))
         restore(self._folder, self._table)
         self._following = Following(
             f"worker-{self._index}", self._table, self._news, report=self._report, applied=self._applied
@@ -118,6 +119,10 @@ class Worker:
             if self._index == 0:
                 keep(self._folder, self._table)
             await trio.sleep(KEEP_SPACING_SECONDS)
+
+    async def write_records(self) -> None:
+        """Write the access log."""
+        await self._access.run()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept as soon as there is a table, until we are to stop."""
