@@ -14,6 +14,10 @@ from llmgw.core.plan import Command, DrainShard, Start, Stop, key_of
 from llmgw.core.replicas import Drain, ReplicaState
 from llmgw.core.standing import UP_SOON, Presence, Standing, here
 
+GONE_WITHIN_SECONDS = 30.0
+"""Beyond its grace: what has failed or was stopped and is not gone by then may hold its card for ever, and its replica
+is launched on another node. The card itself stays booked."""
+
 DRAIN_UNKNOWN_SECONDS = 60.0
 """For a launch of a model that is no longer in the catalog: the default of `drain_deadline`."""
 
@@ -98,6 +102,16 @@ def _found_draining(case: Case) -> bool:
     return case.standing.state is ReplicaState.DRAINING
 
 
+def _stuck(case: Case) -> bool:
+    """C02, the variant: the card was never given back, and the replica waited for it while other nodes were free."""
+    if not _failed(case):
+        return False
+    left = case.standing.since + case.standing.launch.stop_grace + GONE_WITHIN_SECONDS - case.wake.world.now
+    if left > 0:
+        case.wake.at(case.wake.world.now + left)
+    return left <= 0
+
+
 def _failed(case: Case) -> bool:
     """C02: its workers may still hold the card; nothing is launched into it before it is gone."""
     return case.standing.state in (ReplicaState.FAILED, ReplicaState.STOPPED, ReplicaState.STOPPING)
@@ -145,6 +159,7 @@ RULES: tuple[Rule, ...] = (
     ("wait: lost", _lost, Verdict.WAIT),
     ("keep: stranger", _stranger, Verdict.KEEP),
     ("forget: not started", _withdrawn_before_start, Verdict.FORGET),
+    ("move: not gone", _stuck, Verdict.MOVE),
     ("stop: decided", _stopping, Verdict.STOP),
     ("stop: drained", _drained, Verdict.STOP),
     ("drain: decided", _draining, Verdict.WAIT),

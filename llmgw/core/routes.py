@@ -196,7 +196,7 @@ def _unavailable(own: list[tuple[Replica, list[Standing]]], explanation: Explana
         where = f"{coming[0].replica} is {coming[0].state} on {coming[0].node}"
         return Unavailable(f"loading: {where}", RETRY_LOADING_SECONDS)
     failures = [failure for replica, _ in own for failure in replica.failures]
-    if failures:
+    if failures and (explanation is None or not explanation.reasons):
         last = max(failures, key=lambda failure: failure.at)
         return Unavailable(f"failed: {last.error}", RETRY_FAILED_SECONDS)
     summary = explanation.summary if explanation is not None else "no replica is wanted"

@@ -75,6 +75,8 @@ class Standing:
     """Of rank 0."""
     reported: bool = False
     """Whether its agent has said something of it."""
+    since: float = 0.0
+    """When it entered that state, on the monotonic clock; meaningful where it is reported."""
 
     @property
     def serving(self) -> bool:
@@ -154,7 +156,17 @@ def _read_shard(replica: str, launch: Launch, rank: int, fleet: FleetView) -> St
     if presence is Presence.LOST and not gone:
         state = R.LOST
     return Standing(
-        replica, launch, state, gone, presence, name, report.cause, error_of(report), report.port, reported=True
+        replica=replica,
+        launch=launch,
+        state=state,
+        gone=gone,
+        presence=presence,
+        node=name,
+        cause=report.cause,
+        error=error_of(report),
+        port=report.port,
+        reported=True,
+        since=node.shard_since.get(report.shard, 0.0),
     )
 
 

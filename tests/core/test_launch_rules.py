@@ -21,12 +21,33 @@ def test_nothing_is_launched_while_a_failed_engine_is_not_gone(core: Any) -> Non
     agent = cluster.add("n1", 1)
     cluster.settle()
     agent.fail("tiny/0/0", gone=False)
-    cluster.run(120)
+    cluster.run(40)
     assert len(cluster.sent) == 1
     assert cluster.states() == {"tiny/0": "failed"}
+    cluster.run(80)
+    assert len(cluster.sent) == 1
+    assert "replica: launch" in cluster.summary()
     agent.shards["tiny/0/0"] = attrs.evolve(agent.shards["tiny/0/0"], gone=True)
     cluster.run(60)
     assert cluster.states() == {"tiny/0": "ready"}
+
+
+def test_a_card_that_is_never_given_back_does_not_hold_up_its_replica(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(gpus=1))
+    agent = cluster.add("n1", 1)
+    cluster.settle()
+    cluster.add("n2", 1)
+    agent.fail("tiny/0/0", gone=False)
+    cluster.run(49)
+    assert cluster.states() == {"tiny/0": "failed"}, "its grace and 30 s"
+    cluster.run(20)
+    assert cluster.states() == {"tiny/0": "ready"}
+    assert cluster.fired["move: not gone"] > 0
+    assert cluster.endpoints()["tiny/0"][1] == cluster.agents["n2"].received[0].epoch
+    cluster.set_models(core.model(gpus=1), core.model("other", gpus=1))
+    cluster.run(10)
+    assert cluster.states("other") == {"other/0": "pending"}, "its card is still booked"
 
 
 def test_a_drain_waits_for_every_router_to_confirm_and_be_idle(core: Any) -> None:
