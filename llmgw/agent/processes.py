@@ -8,9 +8,9 @@ Theory of operation
     1. the machine has not been booted since;
     2. the process lives, is a member of the recorded session, and started no earlier than the shim;
     3. the number of the session is held by the recorded shim, dead or alive: then the session is ours. Held by a
-       process with another start time: the number was free once, so all of ours are gone. Held by nobody: either
-       ours have outlived the shim or a later session of that number its leader, and only the mark in the process's
-       environment decides.
+       process with another start time, or without our mark: the number was free once, so all of ours are gone. Held
+       by nobody: either ours have outlived the shim or a later session of that number its leader, and only the mark
+       in the process's environment decides.
 
     While the shim lives, its descendants are ours too, in whatever session: it is their subreaper.
 
@@ -85,6 +85,10 @@ def find_leader(identity: Identity, root: str = PROC) -> Leader:
     if stat is None:
         return Leader.NOBODY
     if stat.start_time != identity.shim_start_time:
+        return Leader.STRANGER
+    # Start times are in hundredths of a second. A process on its way out has no environment any more: no verdict.
+    environment = read_environment(identity.shim_pid, root)
+    if environment and environment.get(MARK_VARIABLE) != identity.mark:
         return Leader.STRANGER
     return Leader.SHIM if stat.lives else Leader.DEAD_SHIM
 

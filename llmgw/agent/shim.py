@@ -60,6 +60,14 @@ from llmgw.agent.shim_protocol import PROTOCOL, Json, read_request
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def close_inherited() -> None:
+    """Whatever the agent was started with (a lock, a log) would be held for months."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > 2:  # noqa: PLR2004
+            with contextlib.suppress(OSError):  # the one that this was read through
+                os.close(int(name))
+
+
 def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -68,6 +76,7 @@ def become_subreaper() -> None:
 
 def main() -> int:
     """Until the engine is gone and forgotten. 1: nothing was launched."""
+    close_inherited()
     umask = os.umask(0o077)
     try:
         os.setsid()

@@ -27,23 +27,23 @@ RECEIVE_BYTES = 1 << 16
 
 
 class Conversation:
-    """One connection to a shim. `async with await connect(...)`."""
+    """One connection to a shim. `with await connect(...)`."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._stream = trio.SocketStream(sock)
         self._received = bytearray()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        self.close()
 
-    async def aclose(self) -> None:
-        """Close it; the shim does not mind."""
-        await trio.aclose_forcefully(self._stream)
+    def close(self) -> None:
+        """The shim does not mind."""
+        self._stream.socket.close()
 
     async def receive(self) -> JsonObject | None:
         """The next line; None at the end. EngineError: it is no JSON object. Cancelling it loses nothing."""
@@ -111,5 +111,5 @@ async def connect(folder: Path, shim_pid: int) -> Conversation:
 
 async def ask(folder: Path, shim_pid: int, command: str, **fields: Any) -> JsonObject:
     """One command on a connection of its own."""
-    async with await connect(folder, shim_pid) as conversation:
+    with await connect(folder, shim_pid) as conversation:
         return await conversation.ask(command, **fields)

@@ -123,7 +123,6 @@ class ShimmedEngine:
     async def forget(self) -> None:
         if not self._gone:
             raise InvariantBroken(f"{self.shard} epoch {self.epoch} is forgotten and not gone")
-        await self._close()
         if self._identity is not None:
             await self._end_shim(self._identity)
         try:
@@ -135,6 +134,12 @@ class ShimmedEngine:
         if self._identity is None:
             return Unknown("the record of its shim cannot be read")
         return find_listener(port, self._identity, port_was_free=self._record.get("ports_free") is True)
+
+    def close(self) -> None:
+        """Let go of the shim, which goes on; it is attached anew when that is needed."""
+        if self._conversation is not None:
+            self._conversation.close()
+            self._conversation = None
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -159,21 +164,19 @@ class ShimmedEngine:
             self._unanswered = True
             self._log.warning("shim does not answer", error=str(error))
         exit_record = read_file(self._folder, EXIT)
-        if exit_record is None:
-            await trio.sleep(RECONNECT_SECONDS)
-            return
-        self._tell_exited(exit_record)
-        if exit_record.get("gone") is True:
-            self._tell_gone()
-        elif not self._events:
-            await trio.sleep(RECONNECT_SECONDS)
+        if exit_record is not None:
+            self._tell_exited(exit_record)
+            if exit_record.get("gone") is True:
+                self._tell_gone()
+        if not self._events:
+            await self._wait_shim_ended()
 
     async def _attach(self, identity: Identity) -> None:
         conversation = await connect(self._folder, identity.shim_pid)
         try:
             state = await conversation.ask("attach")
         except BaseException:
-            await conversation.aclose()
+            conversation.close()
             raise
         self._conversation = conversation
         self._unanswered = False
@@ -194,7 +197,7 @@ class ShimmedEngine:
             message = None
         match message:
             case None:
-                await self._close()
+                self.close()
                 await self._wait_shim_ended()
             case {"event": "started"}:
                 self._learn(message)
@@ -205,16 +208,11 @@ class ShimmedEngine:
                 self._tell_gone()
 
     async def _wait_shim_ended(self) -> None:
-        """Its descriptors are closed a moment before it ends. Bounded: it may as well have dropped us and live."""
+        """For a while: its descriptors are closed a moment before it ends, and it may as well live on without us."""
         shim = None if self._identity is None else shim_stat(self._identity)
         if shim is not None:
             with trio.move_on_after(RECONNECT_SECONDS):
                 await wait_ended(shim)
-
-    async def _close(self) -> None:
-        if self._conversation is not None:
-            conversation, self._conversation = self._conversation, None
-            await conversation.aclose()
 
     async def _end_shim(self, identity: Identity) -> None:
         shim = shim_stat(identity)
@@ -278,6 +276,7 @@ class ShimmedEngine:
         if not self._gone:
             self._gone = True
             self._events.append(Gone(unproven))
+            self.close()
 
     def _age_seconds(self, record: JsonObject) -> float:
         """By the clock that only stands still while the machine is off; by the wall's after a reboot."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class ShimLauncher:
     def __init__(self, state_dir: StateDir, nursery: trio.Nursery) -> None:
         self._state_dir = state_dir
         self._nursery = nursery
+        self._engines: weakref.WeakSet[ShimmedEngine] = weakref.WeakSet()
 
     async def launch(self, request: LaunchRequest) -> RunningEngine:
         folder = self._state_dir.shards / folder_name(request.shard, request.epoch)
@@ -68,7 +70,7 @@ class ShimLauncher:
             except (OSError, EngineError) as error:
                 await self._undo(folder)
                 raise EngineError(f"{request.shard}: its shim cannot be started: {error}") from error
-        return ShimmedEngine(folder, launch, mark)
+        return self._engine(folder, launch, mark)
 
     async def attach(self) -> list[RunningEngine]:
         await trio.lowlevel.checkpoint()
@@ -80,8 +82,18 @@ class ShimLauncher:
             elif launch.get("mark") != self._mark(folder):
                 log.warning("launch of another instance, left alone", folder=str(folder), shard=launch["shard"])
             else:
-                found.append(ShimmedEngine(folder, launch, self._mark(folder)))
+                found.append(self._engine(folder, launch, self._mark(folder)))
         return [*sorted(found, key=lambda engine: (engine.shard, engine.epoch))]
+
+    def close(self) -> None:
+        """Let go of every shim; all of them go on."""
+        for engine in tuple(self._engines):
+            engine.close()
+
+    def _engine(self, folder: Path, launch: JsonObject, mark: str) -> ShimmedEngine:
+        engine = ShimmedEngine(folder, launch, mark)
+        self._engines.add(engine)
+        return engine
 
     def _mark(self, folder: Path) -> str:
         return f"{self._state_dir.mark}.{folder.name}"
@@ -127,8 +139,12 @@ class ShimLauncher:
 async def open_launcher(state_dir: StateDir) -> AsyncIterator[ShimLauncher]:
     """The launcher. Shims go on when the block ends; while it lasts, those that it started are reaped."""
     async with trio.open_nursery() as nursery:
-        yield ShimLauncher(state_dir, nursery)
-        nursery.cancel_scope.cancel()
+        launcher = ShimLauncher(state_dir, nursery)
+        try:
+            yield launcher
+        finally:
+            launcher.close()
+            nursery.cancel_scope.cancel()
 
 
 def spawn_shim(folder: Path, mark: str, request: bytes) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def start_raw(tmp_path: Path) -> Iterator[Callable[..., RawShim]]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={},
+                env={"LLMGW_MARK": str(request["mark"])},
             )
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode())

@@ -127,3 +127,9 @@ async def life(engine: RunningEngine) -> list[EngineEvent]:
     while not events or not isinstance(events[-1], Gone):
         events.append(await engine.wait_event())
     return events
+
+
+async def printed(engine: RunningEngine, output: bytes) -> None:
+    """Until the engine has printed exactly that."""
+    while await engine.output_tail(len(output) + 1) != output:  # noqa: ASYNC110  (another process's doing)
+        await trio.sleep(AGAIN_SECONDS)

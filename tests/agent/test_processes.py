@@ -57,6 +57,23 @@ def test_nobody_and_a_stranger(proc: FakeProc) -> None:
     assert find_leader(IDENTITY, proc.root) is Leader.STRANGER
 
 
+@pytest.mark.parametrize(
+    ("environ", "leader"),
+    [
+        (OURS, Leader.SHIM),
+        ({"LLMGW_MARK": "another"}, Leader.STRANGER),
+        ({"A": "1"}, Leader.STRANGER),
+        ({}, Leader.SHIM),
+    ],
+)
+def test_the_same_pid_and_hundredth_of_a_second_and_another_mark(
+    proc: FakeProc, environ: dict[str, str], leader: Leader
+) -> None:
+    """A process that is ending has no environment any more, and that is no verdict."""
+    proc.add(SHIM, session=SHIM, start=START, environ=environ)
+    assert find_leader(IDENTITY, proc.root) is leader
+
+
 def test_after_a_reboot_nothing_is_ours_whatever_it_looks_like(proc: FakeProc) -> None:
     """Same pid, same start time, same session, same mark, another boot."""
     proc.add(SHIM, session=SHIM, start=START)

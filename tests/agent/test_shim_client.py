@@ -102,7 +102,7 @@ async def test_events_come_line_by_line_and_a_cancelled_wait_loses_none(tmp_path
     with trio.socket.socket(socket.AF_UNIX) as listener:
         await listener.bind(str(tmp_path / "shim.sock"))
         listener.listen(1)
-        async with await connect(tmp_path, os.getpid()) as conversation:
+        with await connect(tmp_path, os.getpid()) as conversation:
             sock, _ = await listener.accept()
             with sock:
                 await sock.send(b'{"event": "a"}\n{"event": "b"}\n{"eve')

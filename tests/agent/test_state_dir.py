@@ -48,8 +48,13 @@ def test_d11_the_second_agent_is_refused_and_told_who_holds_it(tmp_path: Path) -
 
 
 def test_the_lock_goes_with_its_holder_and_no_child_inherits_it(tmp_path: Path) -> None:
+    code = "print('up', flush=True); input()"
     with open_state_dir(tmp_path, "n1", HERE, Random(1)):
-        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
     try:
         assert open_once(tmp_path)
     finally:
