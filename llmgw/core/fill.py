@@ -127,7 +127,7 @@ def _fill_slot(filling: Filling, group: Group, need: Need, slot: Slot) -> None:
     refuse = barred_nodes(filling.wake, group, slot)
     for standing in slot.standings:
         for member in standing.launch.members:
-            # D02: the replacement clashed with the old copy when both were on one node.
+            # The replacement clashed with the old copy when both were on one node.
             refuse[member.node] = ("replica", f"launch {standing.launch.epoch} of {slot.replica.id} may still be there")
     answer = filling.place(need, refuse, prefer=slot.replica.last_node)
     if isinstance(answer, Placed):

@@ -33,7 +33,7 @@ class Case:
 
 
 def _recovering(case: Case) -> bool:
-    """D01: a new leader compared old stamps with its own clock and gave away work that was still running."""
+    """A new leader compared old stamps with its own clock and gave away work that was still running."""
     return case.wake.recovering and not _unstarted(case)
 
 
@@ -48,7 +48,7 @@ def _silent(case: Case) -> bool:
 
 
 def _lost_for_good(case: Case) -> bool:
-    """D04: the models of a dead node were shown as running for ever and never came back elsewhere."""
+    """The models of a dead node were shown as running for ever and never came back elsewhere."""
     if case.standing.presence is not Presence.LOST or case.group.model is None:
         return False
     after = case.group.model.replace_after
@@ -103,7 +103,7 @@ def _found_draining(case: Case) -> bool:
 
 
 def _stuck(case: Case) -> bool:
-    """C02, the variant: the card was never given back, and the replica waited for it while other nodes were free."""
+    """The card was never given back, and the replica waited for it while other nodes were free."""
     if not _failed(case):
         return False
     left = case.standing.since + case.standing.launch.stop_grace + GONE_WITHIN_SECONDS - case.wake.world.now
@@ -113,12 +113,12 @@ def _stuck(case: Case) -> bool:
 
 
 def _failed(case: Case) -> bool:
-    """C02: its workers may still hold the card; nothing is launched into it before it is gone."""
+    """Its workers may still hold the card; nothing is launched into it before it is gone."""
     return case.standing.state in (ReplicaState.FAILED, ReplicaState.STOPPED, ReplicaState.STOPPING)
 
 
 def _doubled(case: Case) -> bool:
-    """D02: a node came back after its replica had been replaced, and both ran on, or both were stopped.
+    """A node came back after its replica had been replaced, and both ran on, or both were stopped.
 
     The rule: of launches of one replica the newest *ready* one stays; if none is ready, the newest. But an outdated
     one serves until its successor is ready, and while one of them is out of sight nothing is decided.
