@@ -265,7 +265,22 @@ ports = "{first}-{first + 9}"
             if path != self.cluster_toml:
                 self._end_engines(path.stem)
         left = [pid for pid in pids if alive(pid)]
+        for shim in self.shims():
+            # Without control nobody acknowledges an engine's end, and its shim waits to tell it.
+            os.kill(shim, signal.SIGKILL)
         assert not left, f"engines left behind: {left}"
+
+    def shims(self) -> list[int]:
+        """Pids of the shims that were started by agents of this cluster."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes()
+            except OSError:
+                continue
+            if b"/shim.py" in command and os.fsencode(self.folder) + b"/" in command:
+                found.append(int(path.parent.name))
+        return found
 
     def _node_pids(self, node: dict[str, Any]) -> list[dict[str, Any]]:
         status = self.status() or {"models": []}

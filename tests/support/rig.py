@@ -28,7 +28,7 @@ from llmgw.router.table import Table
 from llmgw.wire.messages import RouteTable
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """The other end closed, or reset, the connection."""
 
 
@@ -54,7 +54,7 @@ class Wire:
         while end not in self.buffer:
             more = await self.stream.receive_some(65536)
             if not more:
-                raise Ended(self.buffer)
+                raise EndedError(self.buffer)
             self.buffer += bytes(more)
         index = self.buffer.index(end) + len(end)
         data, self.buffer = self.buffer[:index], self.buffer[index:]
@@ -64,7 +64,7 @@ class Wire:
         while len(self.buffer) < size:
             more = await self.stream.receive_some(65536)
             if not more:
-                raise Ended(self.buffer)
+                raise EndedError(self.buffer)
             self.buffer += bytes(more)
         data, self.buffer = self.buffer[:size], self.buffer[size:]
         return data
@@ -197,7 +197,7 @@ class Engine:
     async def _serve(self, stream: trio.SocketStream) -> None:
         self.connections += 1
         wire = Wire(stream)
-        with contextlib.suppress(Ended, trio.BrokenResourceError, trio.ClosedResourceError):
+        with contextlib.suppress(EndedError, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 head = await wire.until(b"\r\n\r\n")
                 line, *lines = head[:-4].decode().split("\r\n")
@@ -331,8 +331,8 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until the router has noticed that its clients are gone."""
-        while self.gateway.clients:
-            await trio.sleep(0.01)
+        while self.gateway.clients:  # noqa: ASYNC110  the product has no event for this, and needs none
+            await trio.sleep(0.25)
 
     def check(self) -> None:
         """What holds when nobody asks anything."""
