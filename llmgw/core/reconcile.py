@@ -209,7 +209,8 @@ def _plan(wake: Wake, groups: dict[str, Group], settled: dict[str, Settled], fil
             explanations[name] = explanation
         views[name] = tuple(view(wake, group, slot) for slot in group.slots.values())
         waits = group.waits + wake.waits - before
-        if explanation is None and len(found) == sent and not waits and group.halt is None:
+        quiet = explanation is None and len(found) == sent and not waits and group.halt is None
+        if quiet and not wake.recovering:  # what is put off until control has recovered comes then
             replicas = tuple(slot.replica for slot in group.slots.values())
             now_settled[name] = Settled(
                 wake.world.catalog.models.get(name), replicas, _nodes_of(replicas, wake.fleet.nodes), views[name]

@@ -180,3 +180,18 @@ def test_an_engine_found_and_lost_without_a_file_is_not_restarted_before_the_tim
     assert "not launched while control is recovering without its file" in cluster.summary()
     cluster.run(300)
     assert cluster.states() == {"tiny/0": "ready"}
+
+
+def test_what_is_put_off_while_recovering_comes_when_that_is_over(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=2))
+    cluster.add("n1")
+    cluster.settle()
+    cluster.restart(memory=Memory.UNREADABLE)
+    cluster.set_models(core.model(replicas=0))
+    cluster.connect_all()
+    cluster.sent.clear()
+    cluster.run(295)
+    assert cluster.sent == []
+    cluster.run(20)
+    assert cluster.running() == {}
