@@ -262,3 +262,56 @@ def test_two_updates_in_a_row_end_at_the_last_one(core: Any) -> None:
     cluster.settle()
     assert min(cluster.served["tiny"][first:]) >= 2
     assert {report.spec_hash for report in cluster.agents["n1"].shards.values()} == {core.spec_hash(last.profile)}
+
+
+def test_a_leaver_stays_while_it_is_promised_although_its_successor_is_ready(core: Any) -> None:
+    cluster = core.Cluster()
+    old = core.model(replicas=2, gpus=1, ready_min=2)
+    cluster.set_models(old)
+    cluster.add("n1", 1)
+    away = cluster.add("n2", 1)
+    cluster.settle()
+    cluster.add("n3", 4)
+    cluster.cut(away)
+    cluster.run(10)
+    cluster.sent.clear()
+    cluster.set_models(core.model(replicas=2, gpus=1, ready_min=2, args=("--new",)))
+    cluster.run(60)
+    assert [command.kind for command in cluster.sent] == ["start"], "one successor, nothing ended, no second successor"
+    assert "one of 3 replicas is to go first" in cluster.summary()
+    cluster.connect(away)
+    cluster.settle()
+    assert list(cluster.states().values()) == ["ready", "ready"]
+    assert not any(view.outdated for view in cluster.plan.views["tiny"])
+
+
+def test_one_that_is_lost_is_not_given_up_before_the_others_are_ready(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=1, replace_after=None))
+    away = cluster.add("n1")
+    cluster.settle()
+    slow = cluster.add("n2", slow=True)
+    cluster.cut(away)
+    cluster.run(200)
+    cluster.set_models(core.model(replicas=2, replace_after=None))
+    cluster.run(10)
+    cluster.set_models(core.model(replicas=1, replace_after=None))
+    cluster.run(10)
+    assert [replica.retired for replica in cluster.replicas.by_id.values()] == ["", ""]
+    slow.slow = False
+    cluster.run(10)
+    assert [replica.retired for replica in cluster.replicas.by_id.values()] == ["1 of it is wanted", ""]
+
+
+def test_an_update_takes_one_at_a_time_until_it_is_gone(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(replicas=3, drain_deadline=300.0))
+    cluster.add("n1")
+    cluster.settle()
+    cluster.routers = {"r": RouterSeen("r", 0)}
+    cluster.routers_follow = False
+    cluster.sent.clear()
+    cluster.set_models(core.model(replicas=3, drain_deadline=300.0, args=("--new",)))
+    cluster.run(100)
+    assert [command.kind for command in cluster.sent] == ["start", "drain"]
+    assert "is to end first" in cluster.summary()
