@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from llmgw.router.watch import LOOK_SECONDS, SWEEP_SECONDS, WATCHED_AFTER_SECONDS, Watch
 
@@ -40,7 +41,7 @@ async def watch(autojump_clock: Any, nursery: trio.Nursery) -> Watch:
     return made
 
 
-async def test_a_slow_answer_is_watched_within_75_ms_and_not_at_once(watch: Watch) -> None:
+async def test_a_slow_answer_is_watched_within_75_ms_and_not_at_once(watch: Watch, autojump_clock: MockClock) -> None:
     waiting = [Slow() for _ in range(10)]
     began = []
     for one in waiting:
@@ -53,7 +54,7 @@ async def test_a_slow_answer_is_watched_within_75_ms_and_not_at_once(watch: Watc
         assert WATCHED_AFTER_SECONDS <= one.at - start <= WATCHED_AFTER_SECONDS + LOOK_SECONDS
 
 
-async def test_after_a_pause_the_next_one_is_watched_too(watch: Watch) -> None:
+async def test_after_a_pause_the_next_one_is_watched_too(watch: Watch, autojump_clock: MockClock) -> None:
     for _ in range(2):
         one, start = Slow(), trio.current_time()
         watch.began(one, start)
