@@ -16,7 +16,8 @@ Theory of operation
         launching   record and socket exist; the engine is forked and not yet executed
         running     executed (`started`)
         exited      the engine's own process ended or could not be executed (`exited`); SIGKILL to what it left
-        gone        not one process is left (`gone`); waits for `forget`, for SIGTERM, or LINGER_SECONDS unattended
+        gone        not one process is left (`gone`). The shim ends on `forget` or SIGTERM, or by itself when no client
+                    is connected and one was told (UNTOLD_SECONDS: nobody came, and the exit record says it all)
 
     SIGTERM to the shim stops the engine in order, and the shim ends once all are gone. SIGKILL to the shim leaves a
     folder with neither a live shim nor an exit record; the agent ends the session then.

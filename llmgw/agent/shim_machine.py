@@ -41,8 +41,10 @@ KILL_AGAIN_SECONDS = 1.0
 """While descendants are dying: each death has us look again at once, this is for one that will not die."""
 WRITE_AGAIN_SECONDS = 10.0
 """A record that found the disk full."""
-LINGER_SECONDS = 3600.0
-"""With nobody attached: the exit record says it all."""
+UNTOLD_SECONDS = 10.0
+"""How long it waits, once all are gone, for a client to tell it; after that the exit record says it all."""
+UNSAVED_SECONDS = 3600.0
+"""The same while that record finds no room on the disk."""
 HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 
 
@@ -57,8 +59,8 @@ class Shim:
         self.engine = 0
         """Its pid until it is reaped: after that the number may be anybody's."""
         self.engine_output = self.exec_errors = -1
-        self.stop_requested = self.kill_sent = self.ending = self.done = False
-        self.term_at = self.kill_at = self.write_at = self.linger_at = math.inf
+        self.stop_requested = self.kill_sent = self.told_gone = self.ending = self.done = False
+        self.term_at = self.kill_at = self.write_at = self.end_at = math.inf
         self.oom_kills_before: int | None = None
         self.launch_error = ""
         self.exit: Json | None = None
@@ -156,8 +158,8 @@ class Shim:
                 for line in client.lines():
                     if not client.closing:
                         client.send(self.answer(client, line))
-            self.keep_time()
             self.drop_clients()
+            self.keep_time()
         with contextlib.suppress(OSError):
             os.unlink(SOCKET, dir_fd=self.folder)
 
@@ -169,7 +171,7 @@ class Shim:
                 poll.register(fd, select.POLLIN)
         for client in self.clients:
             poll.register(client.sock, client.waits_for)
-        due = min(self.term_at, self.kill_at, self.write_at, self.linger_at)
+        due = min(self.term_at, self.kill_at, self.write_at, self.end_at)
         if self.phase != "gone" and (self.phase == "exited" or self.kill_sent):
             due = min(due, time.monotonic() + KILL_AGAIN_SECONDS)
         timeout = None if due == math.inf else max(0.0, due - time.monotonic()) * 1000 + 1
@@ -188,11 +190,16 @@ class Shim:
         if now >= self.write_at:
             self.write_unsaved()
         if self.phase == "gone":
-            if any(client.attached for client in self.clients):
-                self.linger_at = math.inf
-            elif self.linger_at == math.inf:
-                self.linger_at = now + LINGER_SECONDS
-            self.done = self.done or self.ending or now >= self.linger_at
+            self.end_at = self.when_to_end(now)
+            self.done = self.done or self.ending or now >= self.end_at
+
+    def when_to_end(self, now: float) -> float:
+        """By itself, once there is nobody to talk to and nothing that only this process knows."""
+        if self.clients:
+            return math.inf
+        if self.unsaved:
+            return min(self.end_at, now + UNSAVED_SECONDS)
+        return min(self.end_at, now if self.told_gone else now + UNTOLD_SECONDS)
 
     # --- the engine ------------------------------------------------------------------------------------------------
 
@@ -328,6 +335,7 @@ class Shim:
         for client in self.clients:
             if client.attached:
                 client.send({"event": event, **fields})
+                self.told_gone |= event == "gone"
 
     def accept(self) -> None:
         try:
@@ -377,6 +385,7 @@ class Shim:
 
     def attach(self, client: Client, command: Json) -> Json:
         client.attached = True
+        self.told_gone |= self.phase == "gone"
         return self.state(client, command)
 
     def tail(self, _client: Client, command: Json) -> Json:

@@ -11,6 +11,7 @@ Theory of operation
     that ends says only "look again": the shim may have died, or dropped a slow client.
 """
 
+import contextlib
 import time
 from collections import deque
 from pathlib import Path
@@ -32,7 +33,7 @@ from llmgw.agent.processes import (
     wait_ended,
 )
 from llmgw.agent.shard_folders import LAUNCH, forget_folder, open_folder, previous_folder, read_file
-from llmgw.agent.shim_client import ANSWER_SECONDS, Conversation, ask, connect
+from llmgw.agent.shim_client import Conversation, ask, connect
 from llmgw.agent.shim_files import EXIT, RECORD, read_tail, write_json
 from llmgw.errors import EngineError, InvariantBroken
 
@@ -40,6 +41,8 @@ EVENT_OUTPUT_BYTES = 8 << 10
 """Of the output that an end carries: the last hundred lines."""
 RECONNECT_SECONDS = 1.0
 """Between tries at a live shim that does not answer (it is stopped, or the machine is): one costs a millisecond."""
+FORGET_SECONDS = 2.0
+"""For a shim to end once nothing is left to it; then it is killed, and nothing is lost."""
 KILL_SECONDS = 10.0
 """For one effort to end what is left. What does not end by then hangs in the kernel; the next effort follows."""
 
@@ -218,12 +221,12 @@ class ShimmedEngine:
         shim = shim_stat(identity)
         if shim is None:
             return
-        try:
+        with contextlib.suppress(EngineError):  # told of the end, it is most often ending by itself
             await ask(self._folder, identity.shim_pid, "forget")
-            with trio.fail_after(ANSWER_SECONDS):
-                await wait_ended(shim)
-        except (EngineError, trio.TooSlowError) as error:
-            self._log.warning("shim does not end, it is killed", error=str(error))
+        with trio.move_on_after(FORGET_SECONDS) as scope:
+            await wait_ended(shim)
+        if scope.cancelled_caught:
+            self._log.warning("shim does not end, it is killed")
             await end_all(identity, KILL_SECONDS)
 
     # --- without a shim ----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The shim with real engines: session, tree, ports, output, clients. What it says on its socket is in test_shim."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -13,8 +14,8 @@ import pytest
 from real_shims import HANG_SECONDS, RawShim, Talk, talk, until
 
 from llmgw.agent.procfs import descendants, every_stat, read_environment, read_stat
-from llmgw.agent.shim_machine import CLIENTS_MAX
-from llmgw.agent.shim_protocol import LINE_BYTES_MAX
+from llmgw.agent.shim_machine import CLIENTS_MAX, UNSAVED_SECONDS, UNTOLD_SECONDS, Shim
+from llmgw.agent.shim_protocol import LINE_BYTES_MAX, read_request
 
 StartRaw = Callable[..., RawShim]
 
@@ -296,6 +297,44 @@ def test_a_path_beyond_the_limit_of_sockets(tmp_path: Path, start_raw: StartRaw)
         os.close(fd)
     assert json.loads((moved / "exit.json").read_text())["gone"] is True
     moved.rename(shim.folder)
+
+
+def test_it_ends_by_itself_when_who_was_told_has_gone(start_raw: StartRaw) -> None:
+    """Not as long as one is connected, told or not."""
+    shim = start_raw(["sleep", "1000"])
+    shim.reply()
+    with talk(shim) as watcher:
+        with talk(shim) as client:
+            client.until(phase="running")
+            client.ask("attach")
+            client.ask("stop", grace_seconds=5)
+            client.until_event("gone")
+        watcher.until(phase="gone")
+        assert shim.process.poll() is None
+    assert shim.wait() == 0
+    assert not (shim.folder / "shim.sock").exists()
+
+
+def test_how_long_it_waits_for_somebody_to_tell(tmp_path: Path) -> None:
+    """Nobody came: a while, then the exit record says it all; an hour where that could not be written."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    request = {"mark": "m", "agent": "a", "state_dir": "/", "shard": "m/1/0", "epoch": 1, "argv": ["x"], "env": {}}
+    shim = Shim(folder, read_request(json.dumps(request).encode()))
+    try:
+        assert shim.when_to_end(100.0) == 100.0 + UNTOLD_SECONDS
+        shim.end_at = 105.0
+        assert shim.when_to_end(101.0) == 105.0
+        shim.end_at = math.inf
+        shim.unsaved = {"exit.json": {}}
+        shim.told_gone = True
+        assert shim.when_to_end(100.0) == 100.0 + UNSAVED_SECONDS
+        shim.end_at = 3700.0
+        shim.unsaved = {}
+        assert shim.when_to_end(200.0) == 200.0
+    finally:
+        shim.listener.close()
+        for fd in (folder, shim.wake, shim.wake_write):
+            os.close(fd)
 
 
 def test_the_engine_gets_its_arguments_and_default_signals(start_raw: StartRaw) -> None:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from real_shims import HANG_SECONDS, Shards, life, printed, until
+from real_shims import HANG_SECONDS, Shards, life, printed, talk, until
 
 from llmgw.agent.launch import EngineEvent, Exited, Gone, Ours, RunningEngine, ShimKilled, Started, Stranger, Unknown
 from llmgw.agent.listeners import listening_sockets, read_command
@@ -173,8 +173,9 @@ async def test_a_shim_killed_while_no_agent_was_there(shards: Shards) -> None:
 async def test_a_shim_killed_after_its_engine_had_ended_is_no_failure(shards: Shards) -> None:
     async with shards.agent() as launcher:
         engine = await launcher.launch(shards.request("sh", "-c", "exit 4"))
-        await life(engine)
-        os.kill(shards.record(engine)["shim_pid"], signal.SIGKILL)
+        with talk(shards.folder(engine)):  # or it would have ended by itself
+            await life(engine)
+            os.kill(shards.record(engine)["shim_pid"], signal.SIGKILL)
         (found,) = await launcher.attach()
         _, exited, gone = await life(found)
         assert isinstance(exited, Exited)
@@ -182,8 +183,9 @@ async def test_a_shim_killed_after_its_engine_had_ended_is_no_failure(shards: Sh
         await found.forget()
 
 
-async def test_a_socket_that_was_removed_leaves_the_files(shards: Shards) -> None:
+async def test_a_socket_that_was_removed_leaves_the_files(shards: Shards, mock_clock: trio.testing.MockClock) -> None:
     """The shim lives and cannot be reached: its engine is left alone, and its end is read from the exit record."""
+    mock_clock.rate = 1.0
     async with shards.agent() as launcher:
         engine = await launcher.launch(shards.request("sleep", "1000"))
         pid = await started(engine)
@@ -197,6 +199,7 @@ async def test_a_socket_that_was_removed_leaves_the_files(shards: Shards) -> Non
         _, exited, gone = await life(found)
         assert isinstance(exited, Exited)
         assert (exited.signal, gone) == (9, Gone())
+        mock_clock.rate = 10.0
         await found.forget()
 
 
@@ -214,7 +217,7 @@ async def test_c03_a_recorded_pid_that_is_a_strangers(
         engine = await launcher.launch(shards.request("sleep", "1000"))
         os.kill(await started(engine), signal.SIGKILL)
         await life(engine)
-    os.kill(shards.record(engine)["shim_pid"], signal.SIGKILL)
+    until(lambda: lives(shards.record(engine)["shim_pid"]), lambda alive: not alive)
     shards.edit_record(engine, shim_pid=stranger.pid, engine_pid=stranger.pid)
     if not exit_record:
         (shards.folder(engine) / EXIT).unlink()
@@ -383,6 +386,19 @@ async def test_output_that_cannot_be_read_is_an_error_and_no_end(shards: Shards)
         assert "cannot be read" in exited.output
 
 
+async def test_a_shim_ends_once_all_is_told(shards: Shards) -> None:
+    """An agent that ends with its engines, before control has heard of it, leaves no process behind."""
+    async with shards.agent() as launcher:
+        engine = await launcher.launch(shards.request("true"))
+        await life(engine)
+        shim = shards.record(engine)["shim_pid"]
+        until(lambda: lives(shim), lambda alive: not alive)
+    async with shards.agent() as launcher:
+        (found,) = await launcher.attach()
+        assert [type(event) for event in await life(found)] == [Started, Exited, Gone]
+        await found.forget()
+
+
 async def test_forgetting_before_gone_is_our_own_mistake(shards: Shards) -> None:
     async with shards.agent() as launcher:
         engine = await launcher.launch(shards.request("sleep", "1000"))
@@ -394,14 +410,20 @@ async def test_forgetting_before_gone_is_our_own_mistake(shards: Shards) -> None
         await engine.forget()
 
 
-async def test_a_shim_that_does_not_end_when_forgotten_is_killed(shards: Shards) -> None:
+async def test_a_shim_that_does_not_end_when_forgotten_is_killed(
+    shards: Shards, mock_clock: trio.testing.MockClock
+) -> None:
+    mock_clock.rate = 1.0
     async with shards.agent() as launcher:
         engine = await launcher.launch(shards.request("true"))
-        await life(engine)
-        shim = shards.record(engine)["shim_pid"]
-        (shards.folder(engine) / "shim.sock").unlink()
-        await engine.forget()
-        assert not lives(shim)
+        with talk(shards.folder(engine)):  # or it would end by itself
+            await life(engine)
+            shim = shards.record(engine)["shim_pid"]
+            assert lives(shim)
+            (shards.folder(engine) / "shim.sock").unlink()
+            mock_clock.rate = 10.0
+            await engine.forget()
+            assert not lives(shim)
         assert await launcher.attach() == []
 
 

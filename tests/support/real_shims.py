@@ -65,6 +65,10 @@ class Talk:
         assert "ok" in answer, answer
         return dict(answer["ok"])
 
+    def until_event(self, name: str) -> None:
+        while self.receive().get("event") != name:
+            pass
+
     def until(self, **wanted: object) -> dict[str, Any]:
         return dict(until(lambda: self.ask("state"), lambda state: wanted.items() <= state.items()))
 
@@ -79,10 +83,12 @@ def until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
 
 
 @contextmanager
-def talk(shim: RawShim) -> Iterator[Talk]:
+def talk(shim: RawShim | Path) -> Iterator[Talk]:
+    """A connection to that shim, or to the one of that folder."""
+    folder = shim if isinstance(shim, Path) else shim.folder
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(HANG_SECONDS)
-        sock.connect(str(shim.folder / "shim.sock"))
+        sock.connect(str(folder / "shim.sock"))
         yield Talk(sock)
 
 
