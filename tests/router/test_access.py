@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from trio.testing import MockClock
 
 from llmgw.config.schema import Log, LogFormat, LogLevel
 from llmgw.router.access import (
@@ -163,7 +164,7 @@ class Gone(io.StringIO):
         (Log(level=LogLevel.DEBUG), io.StringIO(), BatchedLines),
     ],
 )
-async def test_which_log_is_kept(settings: Log, stream: io.StringIO, kind: type) -> None:
+async def test_which_log_is_kept(settings: Log, stream: io.StringIO, kind: type, autojump_clock: MockClock) -> None:
     opened = open_access_log(settings, stream, lambda: 0.0)
     assert type(opened) is kind
     opened.write(record(), 11.0)

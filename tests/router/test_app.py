@@ -5,9 +5,10 @@ import socket
 import pytest
 import trio
 from rig import Asked, Rig, answers_ok
+from trio.testing import MockClock
 
 
-async def test_who_has_connected_before_the_stop_is_served(rig: Rig) -> None:
+async def test_who_has_connected_before_the_stop_is_served(rig: Rig, autojump_clock: MockClock) -> None:
     await rig.serve()
     wire = await rig.connect()
     rig.stop.set()
@@ -19,7 +20,7 @@ async def test_who_has_connected_before_the_stop_is_served(rig: Rig) -> None:
         late.connect(("127.0.0.1", rig.port))
 
 
-async def test_a_stream_in_flight_is_finished_after_the_stop(rig: Rig) -> None:
+async def test_a_stream_in_flight_is_finished_after_the_stop(rig: Rig, autojump_clock: MockClock) -> None:
     async def stream(asked: Asked) -> None:
         await asked.begin_stream()
         for number in range(5):
@@ -36,7 +37,7 @@ async def test_a_stream_in_flight_is_finished_after_the_stop(rig: Rig) -> None:
     await rig.ended.wait()
 
 
-async def test_cancelled_in_mid_stream_it_ends_and_leaves_nothing(rig: Rig) -> None:
+async def test_cancelled_in_mid_stream_it_ends_and_leaves_nothing(rig: Rig, autojump_clock: MockClock) -> None:
     """The end of a process by cancellation closes its epoll object only after the tasks that wait on it."""
 
     async def stream(asked: Asked) -> None:

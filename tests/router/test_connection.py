@@ -6,12 +6,13 @@ import json
 import pytest
 import trio
 from rig import Asked, Rig, answers_ok
+from trio.testing import MockClock
 
 from llmgw.core.routing import ClientKey, RoutedModel, Unavailable
 from llmgw.router.records import Ending
 
 
-async def test_a_connection_is_kept_and_requests_are_answered_in_order(rig: Rig) -> None:
+async def test_a_connection_is_kept_and_requests_are_answered_in_order(rig: Rig, autojump_clock: MockClock) -> None:
     """Pipelined ones too: E10 (i)."""
 
     async def echoes(asked: Asked) -> None:
@@ -25,7 +26,7 @@ async def test_a_connection_is_kept_and_requests_are_answered_in_order(rig: Rig)
         assert [(await rig.read(wire)).json["number"] for _ in bodies] == [0, 1, 2]
 
 
-async def test_models_are_listed_and_fetched_with_slashes_quoted_or_not(rig: Rig) -> None:
+async def test_models_are_listed_and_fetched_with_slashes_quoted_or_not(rig: Rig, autojump_clock: MockClock) -> None:
     """E15: list, list with a slash, an id with a slash, and the same quoted."""
     rig.publish(models=(RoutedModel("Qwen/Qwen2.5-7B", created=5), RoutedModel("tiny")))
     for path in ("/v1/models", "/v1/models/"):
@@ -53,7 +54,7 @@ async def test_models_are_listed_and_fetched_with_slashes_quoted_or_not(rig: Rig
     ],
 )
 async def test_e15_a_model_that_is_none_reaches_no_engine(
-    rig: Rig, model: object, status: int, code: str | None
+    rig: Rig, model: object, status: int, code: str | None, autojump_clock: MockClock
 ) -> None:
     (engine,) = await rig.serve()
     reply = await rig.ask({"model": model})
@@ -64,7 +65,9 @@ async def test_e15_a_model_that_is_none_reaches_no_engine(
 
 
 @pytest.mark.parametrize("reason", ["loading: tiny/0 is loading on n1", "failed: exit code 1", "pending: no node fits"])
-async def test_a_known_model_that_is_not_ready_is_a_503_with_the_reason(rig: Rig, reason: str) -> None:
+async def test_a_known_model_that_is_not_ready_is_a_503_with_the_reason(
+    rig: Rig, reason: str, autojump_clock: MockClock
+) -> None:
     rig.publish(models=(RoutedModel("tiny", unavailable=Unavailable(reason, 12.5)),))
     reply = await rig.ask()
     assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
@@ -73,7 +76,7 @@ async def test_a_known_model_that_is_not_ready_is_a_503_with_the_reason(rig: Rig
     assert [entry["id"] for entry in (await rig.ask(method="GET", path="/v1/models")).json["data"]] == ["tiny"]
 
 
-async def test_keys_are_asked_for_and_bound_to_models(rig: Rig) -> None:
+async def test_keys_are_asked_for_and_bound_to_models(rig: Rig, autojump_clock: MockClock) -> None:
     """401 without a right key, 404 outside its models, whichever header it comes in; no key is needed for /health."""
     digest = hashlib.sha256(b"sesame").hexdigest()
     (engine,) = await rig.serve(
@@ -92,7 +95,7 @@ async def test_keys_are_asked_for_and_bound_to_models(rig: Rig) -> None:
     assert rig.records.all[0].client == "team"
 
 
-async def test_e10_a_continue_is_said_at_once_and_never_forwarded(rig: Rig) -> None:
+async def test_e10_a_continue_is_said_at_once_and_never_forwarded(rig: Rig, autojump_clock: MockClock) -> None:
     (engine,) = await rig.serve()
     body = json.dumps({"model": "tiny", "pad": "x" * 2_000_000}).encode()
     head, _, _ = rig.request(body, "Expect: 100-continue").partition(b"\r\n\r\n")
@@ -107,7 +110,7 @@ async def test_e10_a_continue_is_said_at_once_and_never_forwarded(rig: Rig) -> N
     assert engine.asked[0].header("expect") is None
 
 
-async def test_e10_b_a_bad_key_is_told_without_asking_for_the_body(rig: Rig) -> None:
+async def test_e10_b_a_bad_key_is_told_without_asking_for_the_body(rig: Rig, autojump_clock: MockClock) -> None:
     await rig.serve(keys=(ClientKey("team", "0" * 64),))
     async with await rig.connect() as wire:
         await wire.send(
@@ -128,7 +131,9 @@ async def test_e10_b_a_bad_key_is_told_without_asking_for_the_body(rig: Rig) -> 
         (b"x-big: " + b"x" * 200_000 + b"\r\n", 431),
     ],
 )
-async def test_what_is_no_request_is_refused_and_ends_the_connection(rig: Rig, lines: bytes, status: int) -> None:
+async def test_what_is_no_request_is_refused_and_ends_the_connection(
+    rig: Rig, lines: bytes, status: int, autojump_clock: MockClock
+) -> None:
     (engine,) = await rig.serve()
     async with await rig.connect() as wire:
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\n" + lines + b"\r\n{}")
@@ -140,7 +145,7 @@ async def test_what_is_no_request_is_refused_and_ends_the_connection(rig: Rig, l
     assert rig.records.last.ending is Ending.REFUSED
 
 
-async def test_twenty_kib_of_headers_are_fine(rig: Rig) -> None:
+async def test_twenty_kib_of_headers_are_fine(rig: Rig, autojump_clock: MockClock) -> None:
     await rig.serve()
     assert (await rig.ask(None, *(f"x-{number}: {'y' * 1000}" for number in range(20)))).status == 200
 
@@ -161,7 +166,7 @@ async def test_e11_a_body_above_the_limit_is_a_413_that_can_be_read(make_rig: ob
         assert len(engine.asked) == 1
 
 
-async def test_a_chunked_request_arrives_with_a_length(rig: Rig) -> None:
+async def test_a_chunked_request_arrives_with_a_length(rig: Rig, autojump_clock: MockClock) -> None:
     (engine,) = await rig.serve()
     async with await rig.connect() as wire:
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -172,7 +177,7 @@ async def test_a_chunked_request_arrives_with_a_length(rig: Rig) -> None:
     assert engine.asked[0].body == b'{"model": "tiny"}'
 
 
-async def test_a_body_that_stalls_is_a_408_and_holds_no_engine(rig: Rig) -> None:
+async def test_a_body_that_stalls_is_a_408_and_holds_no_engine(rig: Rig, autojump_clock: MockClock) -> None:
     (engine,) = await rig.serve()
     async with await rig.connect() as wire:
         began = trio.current_time()
@@ -183,7 +188,7 @@ async def test_a_body_that_stalls_is_a_408_and_holds_no_engine(rig: Rig) -> None
     assert engine.connections == 0
 
 
-async def test_unknown_paths_and_methods_say_what_there_is(rig: Rig) -> None:
+async def test_unknown_paths_and_methods_say_what_there_is(rig: Rig, autojump_clock: MockClock) -> None:
     await rig.serve()
     unknown = await rig.ask(path="/v1/nothing")
     assert (unknown.status, unknown.error["code"]) == (404, "unknown_url")
@@ -192,13 +197,15 @@ async def test_unknown_paths_and_methods_say_what_there_is(rig: Rig) -> None:
     assert wrong.header("allow") == "POST"
 
 
-async def test_ready_follows_the_table(rig: Rig) -> None:
+async def test_ready_follows_the_table(rig: Rig, autojump_clock: MockClock) -> None:
     assert (await rig.ask(method="GET", path="/ready")).status == 503
     rig.publish()
     assert (await rig.ask(method="GET", path="/ready")).status == 200
 
 
-async def test_an_idle_connection_ends_when_the_router_drains_and_a_busy_one_after_its_answer(rig: Rig) -> None:
+async def test_an_idle_connection_ends_when_the_router_drains_and_a_busy_one_after_its_answer(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
     async def slow(asked: Asked) -> None:
         await trio.sleep(1 if b"slow" in asked.body else 0)
         await answers_ok(asked)

@@ -7,6 +7,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from llmgw.core.routing import Endpoint, RoutedModel
 from llmgw.errors import PeerError, PeerReason
@@ -92,7 +93,7 @@ async def scene(autojump_clock: Any) -> AsyncIterator[Scene]:
         nursery.cancel_scope.cancel()
 
 
-async def test_it_says_what_it_holds_and_reports_what_it_uses(scene: Scene) -> None:
+async def test_it_says_what_it_holds_and_reports_what_it_uses(scene: Scene, autojump_clock: MockClock) -> None:
     control = await scene.dial()
     follow = await scene.next(control, Follow)
     assert (follow.router, follow.incarnation_held, follow.revision_held) == ("r1", "", 0)
@@ -114,7 +115,7 @@ async def test_it_says_what_it_holds_and_reports_what_it_uses(scene: Scene) -> N
     assert (follow.incarnation_held, follow.revision_held) == ("c", 6)
 
 
-async def test_who_sees_a_gap_asks_once_for_everything(scene: Scene) -> None:
+async def test_who_sees_a_gap_asks_once_for_everything(scene: Scene, autojump_clock: MockClock) -> None:
     control = await scene.dial()
     await scene.next(control, Follow)
     control.send_nowait(RouteTable("c", 5, models=(TINY,)))
@@ -130,7 +131,9 @@ async def test_who_sees_a_gap_asks_once_for_everything(scene: Scene) -> None:
     assert not [message for message in scene._waiting if isinstance(message, Follow)]
 
 
-async def test_a_draining_endpoint_that_becomes_idle_is_reported_at_once(scene: Scene) -> None:
+async def test_a_draining_endpoint_that_becomes_idle_is_reported_at_once(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
     control = await scene.dial()
     await scene.next(control, Follow)
     control.send_nowait(RouteTable("c", 5, models=(TINY,), endpoints=(attrs.evolve(ENDPOINT, state="draining"),)))
@@ -146,7 +149,7 @@ async def test_a_draining_endpoint_that_becomes_idle_is_reported_at_once(scene: 
     assert trio.current_time() - idle < 0.1
 
 
-async def test_a_refusal_is_told_with_its_patience(scene: Scene) -> None:
+async def test_a_refusal_is_told_with_its_patience(scene: Scene, autojump_clock: MockClock) -> None:
     control = await scene.dial()
     await scene.next(control, Follow)
     control.send_nowait(Refused("come back", 12.0))
@@ -155,7 +158,7 @@ async def test_a_refusal_is_told_with_its_patience(scene: Scene) -> None:
     assert scene.opened == 0
 
 
-async def test_a_table_in_impossible_parts_ends_the_conversation(scene: Scene) -> None:
+async def test_a_table_in_impossible_parts_ends_the_conversation(scene: Scene, autojump_clock: MockClock) -> None:
     control = await scene.dial()
     await scene.next(control, Follow)
     control.send_nowait(RouteTable("c", 5, 3, 2))
@@ -164,7 +167,7 @@ async def test_a_table_in_impossible_parts_ends_the_conversation(scene: Scene) -
     assert scene.failure.reason is PeerReason.BAD_FIELD
 
 
-async def test_the_end_of_the_other_side_ends_it_and_the_table_stays(scene: Scene) -> None:
+async def test_the_end_of_the_other_side_ends_it_and_the_table_stays(scene: Scene, autojump_clock: MockClock) -> None:
     control = await scene.dial()
     await scene.next(control, Follow)
     control.send_nowait(RouteTable("c", 5, models=(TINY,), endpoints=(ENDPOINT,)))
@@ -175,7 +178,7 @@ async def test_the_end_of_the_other_side_ends_it_and_the_table_stays(scene: Scen
     assert [endpoint.id for endpoint in scene.table.endpoints()] == ["tiny/0"]
 
 
-async def test_cancelled_it_says_goodbye(scene: Scene) -> None:
+async def test_cancelled_it_says_goodbye(scene: Scene, autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         own = attrs.evolve(scene, nursery=nursery)
         control = await own.dial()

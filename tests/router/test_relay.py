@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 from rig import Asked, Rig
+from trio.testing import MockClock
 
 from llmgw.core.routing import Endpoint
 from llmgw.router.records import Ending
@@ -14,7 +15,7 @@ from llmgw.router.records import Ending
 ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":5,"total_tokens":8}}'
 
 
-async def test_a_small_answer_is_passed_on_whole(rig: Rig) -> None:
+async def test_a_small_answer_is_passed_on_whole(rig: Rig, autojump_clock: MockClock) -> None:
     (engine,) = await rig.serve()
     reply = await rig.ask(None, "x-request-id: mine")
     assert (reply.status, reply.body) == (200, ANSWER)
@@ -26,7 +27,7 @@ async def test_a_small_answer_is_passed_on_whole(rig: Rig) -> None:
     assert (record.model, record.endpoint, record.epoch, record.status) == ("tiny", "tiny/0", 1, 200)
 
 
-async def test_the_body_is_the_clients_but_for_the_models_name(rig: Rig) -> None:
+async def test_the_body_is_the_clients_but_for_the_models_name(rig: Rig, autojump_clock: MockClock) -> None:
     """Unknown fields, key order, number spelling, duplicate keys and escapes reach the engine as they were."""
     engine = await rig.engine()
     rig.publish(rig.endpoint(0, engine, upstream_model="on-disk"))
@@ -35,7 +36,7 @@ async def test_the_body_is_the_clients_but_for_the_models_name(rig: Rig) -> None
     assert engine.asked[0].body == body.replace(b'"gpt"', b'"on-disk"')
 
 
-async def test_e17_keys_reach_only_whom_they_are_for(rig: Rig) -> None:
+async def test_e17_keys_reach_only_whom_they_are_for(rig: Rig, autojump_clock: MockClock) -> None:
     """No engine sees a client's credential; the keyed engine always sees its own; hop-by-hop headers go."""
     engine = await rig.engine()
     rig.publish(rig.endpoint(0, engine, key="engine-secret"))
@@ -59,7 +60,7 @@ async def test_e17_keys_reach_only_whom_they_are_for(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-async def test_e03_a_stream_passes_unchanged_however_it_is_cut(rig: Rig, cut: int) -> None:
+async def test_e03_a_stream_passes_unchanged_however_it_is_cut(rig: Rig, cut: int, autojump_clock: MockClock) -> None:
     """Split characters, CRLF cut in two, invalid UTF-8 and a huge line: what was sent is what arrives."""
     content = "data: 你好 🚀\r\n\r\ndata: ".encode() + b"\xff\xfe" + b"x" * 3000 + b"\n\ndata: [DONE]\n\n"
 
@@ -76,7 +77,7 @@ async def test_e03_a_stream_passes_unchanged_however_it_is_cut(rig: Rig, cut: in
     assert reply.body == content
 
 
-async def test_each_event_arrives_before_the_next_is_sent(rig: Rig) -> None:
+async def test_each_event_arrives_before_the_next_is_sent(rig: Rig, autojump_clock: MockClock) -> None:
     """Nothing is held back: the engine waits for the client to have what was said before it says more."""
     seen: list[trio.Event] = [trio.Event() for _ in range(5)]
 
@@ -96,12 +97,13 @@ async def test_each_event_arrives_before_the_next_is_sent(rig: Rig) -> None:
             assert rig.table.in_flight() == 1
             event.set()
         await wire.until(b"0\r\n\r\n")
+    await rig.settled()
     assert rig.records.last.exact is False
     assert rig.records.last.completion_tokens == 5
 
 
 @pytest.mark.parametrize("how", ["reset", "end within the body", "end within an event"])
-async def test_e06_an_engine_that_dies_in_mid_stream(rig: Rig, how: str) -> None:
+async def test_e06_an_engine_that_dies_in_mid_stream(rig: Rig, how: str, autojump_clock: MockClock) -> None:
     """One error event on a line of its own, no [DONE], the end within a second, no second attempt."""
 
     async def stream(asked: Asked) -> None:
@@ -148,7 +150,7 @@ async def test_e06_d_silence_ends_at_the_idle_limit(make_rig: Any, autojump_cloc
         assert rig.records.last.ending is Ending.DEADLINE
 
 
-async def test_e06_e_a_whole_body_without_done_is_passed_as_it_is(rig: Rig) -> None:
+async def test_e06_e_a_whole_body_without_done_is_passed_as_it_is(rig: Rig, autojump_clock: MockClock) -> None:
     async def stream(asked: Asked) -> None:
         await asked.begin_stream()
         await asked.event("1")
@@ -170,7 +172,9 @@ async def test_e06_e_a_whole_body_without_done_is_passed_as_it_is(rig: Rig) -> N
         ("200 OK", "application/json", ANSWER, ""),
     ],
 )
-async def test_e05_an_engines_answer_is_its_own(rig: Rig, status: str, kind: str, body: bytes, header: str) -> None:
+async def test_e05_an_engines_answer_is_its_own(  # noqa: PLR0917
+    rig: Rig, status: str, kind: str, body: bytes, header: str, autojump_clock: MockClock
+) -> None:
     """(a)-(e): same status, body, content type and Retry-After, for a request that asked for a stream."""
 
     async def script(asked: Asked) -> None:
@@ -182,7 +186,7 @@ async def test_e05_an_engines_answer_is_its_own(rig: Rig, status: str, kind: str
     assert reply.header("retry-after") == (header.removeprefix("Retry-After: ") or None)
 
 
-async def test_e05_f_an_error_event_first_is_passed_unchanged(rig: Rig) -> None:
+async def test_e05_f_an_error_event_first_is_passed_unchanged(rig: Rig, autojump_clock: MockClock) -> None:
     async def script(asked: Asked) -> None:
         await asked.begin_stream()
         await asked.event('{"error":{"message":"no"}}')
@@ -193,7 +197,7 @@ async def test_e05_f_an_error_event_first_is_passed_unchanged(rig: Rig) -> None:
     assert (reply.status, reply.body) == (200, b'data: {"error":{"message":"no"}}\n\n')
 
 
-async def test_e05_g_an_empty_200_is_a_502(rig: Rig) -> None:
+async def test_e05_g_an_empty_200_is_a_502(rig: Rig, autojump_clock: MockClock) -> None:
     async def script(asked: Asked) -> None:
         await asked.begin_stream()
         await asked.end_stream()
@@ -204,7 +208,7 @@ async def test_e05_g_an_empty_200_is_a_502(rig: Rig) -> None:
     assert reply.error["code"] == "bad_gateway"
 
 
-async def test_what_cannot_be_reached_is_tried_elsewhere_at_once(rig: Rig) -> None:
+async def test_what_cannot_be_reached_is_tried_elsewhere_at_once(rig: Rig, autojump_clock: MockClock) -> None:
     """A refused connection sent nothing: the client gets the other engine's answer, and never learns of it."""
     dead, alive = await rig.engine(), await rig.engine()
     await dead.stop_listening()
@@ -216,7 +220,7 @@ async def test_what_cannot_be_reached_is_tried_elsewhere_at_once(rig: Rig) -> No
     assert reports["tiny/0"] == "unreachable"
 
 
-async def test_when_none_can_be_reached_it_is_a_503_that_says_so(rig: Rig) -> None:
+async def test_when_none_can_be_reached_it_is_a_503_that_says_so(rig: Rig, autojump_clock: MockClock) -> None:
     dead = await rig.engine()
     await dead.stop_listening()
     rig.publish(rig.endpoint(0, dead))
@@ -227,7 +231,9 @@ async def test_when_none_can_be_reached_it_is_a_503_that_says_so(rig: Rig) -> No
     assert int(reply.header("retry-after") or 0) >= 1
 
 
-async def test_a_pooled_connection_that_the_engine_has_closed_is_replaced_once(rig: Rig) -> None:
+async def test_a_pooled_connection_that_the_engine_has_closed_is_replaced_once(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
     async def answers_once(asked: Asked) -> None:
         if len(engine.asked) == 2:
             asked.wire.close()  # the request crossed with the close
@@ -240,7 +246,7 @@ async def test_a_pooled_connection_that_the_engine_has_closed_is_replaced_once(r
     assert (len(engine.asked), engine.connections) == (3, 2)
 
 
-async def test_a_fresh_connection_that_dies_without_an_answer_is_a_502(rig: Rig) -> None:
+async def test_a_fresh_connection_that_dies_without_an_answer_is_a_502(rig: Rig, autojump_clock: MockClock) -> None:
     async def closes(asked: Asked) -> None:
         asked.wire.close()
 
@@ -251,7 +257,9 @@ async def test_a_fresh_connection_that_dies_without_an_answer_is_a_502(rig: Rig)
     assert rig.records.last.ending is Ending.ENGINE_DIED
 
 
-async def test_a_client_that_leaves_before_the_first_byte_frees_its_engine_within_100_ms(rig: Rig) -> None:
+async def test_a_client_that_leaves_before_the_first_byte_frees_its_engine_within_100_ms(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
     told: list[float] = []
 
     async def never(asked: Asked) -> None:
@@ -269,7 +277,9 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_its_engine_withi
     assert rig.records.last.ending is Ending.CLIENT_LEFT
 
 
-async def test_a_client_that_leaves_in_mid_stream_frees_its_engine_within_100_ms(rig: Rig) -> None:
+async def test_a_client_that_leaves_in_mid_stream_frees_its_engine_within_100_ms(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
     told: list[float] = []
 
     async def stream(asked: Asked) -> None:
@@ -303,7 +313,7 @@ async def test_the_first_byte_has_a_limit(make_rig: Any, autojump_clock: Any) ->
         assert rig.records.last.ending is Ending.DEADLINE
 
 
-async def test_an_http_1_0_client_gets_events_at_once_and_no_chunks(rig: Rig) -> None:
+async def test_an_http_1_0_client_gets_events_at_once_and_no_chunks(rig: Rig, autojump_clock: MockClock) -> None:
     """E10 (d): the body is ended by the close of the connection."""
 
     async def stream(asked: Asked) -> None:
@@ -322,7 +332,7 @@ async def test_an_http_1_0_client_gets_events_at_once_and_no_chunks(rig: Rig) ->
         assert await wire.rest() == b"data: 2\n\n"
 
 
-async def test_a_slow_reader_holds_up_its_engine_and_nobody_else(rig: Rig) -> None:
+async def test_a_slow_reader_holds_up_its_engine_and_nobody_else(rig: Rig, autojump_clock: MockClock) -> None:
     """E12 in small: reading from the engine pauses, another client is served meanwhile."""
     sent = 0
 
@@ -348,7 +358,7 @@ async def test_a_slow_reader_holds_up_its_engine_and_nobody_else(rig: Rig) -> No
     wire.close()
 
 
-async def test_e02_counters_do_not_drift(rig: Rig) -> None:
+async def test_e02_counters_do_not_drift(rig: Rig, autojump_clock: MockClock) -> None:
     """Successes, early and late aborts, 500s and resets: at idle every counter is 0; removal keeps live requests."""
     rng = random.Random(2)
 
@@ -405,7 +415,7 @@ async def test_e02_counters_do_not_drift(rig: Rig) -> None:
     assert all(150 * 0.20 <= share <= 150 * 0.47 for share in shares), shares
 
 
-async def test_a_request_in_flight_survives_the_removal_of_its_endpoint(rig: Rig) -> None:
+async def test_a_request_in_flight_survives_the_removal_of_its_endpoint(rig: Rig, autojump_clock: MockClock) -> None:
     async def stream(asked: Asked) -> None:
         await asked.begin_stream()
         await asked.event("1")
@@ -426,7 +436,7 @@ async def test_a_request_in_flight_survives_the_removal_of_its_endpoint(rig: Rig
         assert (await rig.ask()).status == 503
 
 
-async def test_an_ipv6_endpoint_has_brackets_in_its_host(rig: Rig) -> None:
+async def test_an_ipv6_endpoint_has_brackets_in_its_host(rig: Rig, autojump_clock: MockClock) -> None:
     """The Host header can be pasted into a URL."""
     rig.publish(Endpoint("tiny/0", "tiny", "http://[::1]:9", 1))
     reply = await rig.ask()

@@ -7,6 +7,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from llmgw.core.routing import Endpoint, RoutedModel
 from llmgw.net.framed import MessageStream
@@ -56,7 +57,7 @@ async def parent(autojump_clock: Any) -> AsyncIterator[Parent]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_worker_gets_the_table_and_then_each_step_as_it_came(parent: Parent) -> None:
+async def test_a_worker_gets_the_table_and_then_each_step_as_it_came(parent: Parent, autojump_clock: MockClock) -> None:
     parent.use(WHOLE)
     worker = await parent.worker()
     assert await worker.receive() == [WHOLE]
@@ -65,14 +66,16 @@ async def test_a_worker_gets_the_table_and_then_each_step_as_it_came(parent: Par
     assert await worker.receive() == [step]
 
 
-async def test_a_worker_that_came_before_the_table_gets_it_when_it_is_there(parent: Parent) -> None:
+async def test_a_worker_that_came_before_the_table_gets_it_when_it_is_there(
+    parent: Parent, autojump_clock: MockClock
+) -> None:
     worker = await parent.worker()
     await trio.testing.wait_all_tasks_blocked()
     parent.use(WHOLE)
     assert await worker.receive() == [WHOLE]
 
 
-async def test_the_table_of_a_router_alone_is_brought_too(parent: Parent) -> None:
+async def test_the_table_of_a_router_alone_is_brought_too(parent: Parent, autojump_clock: MockClock) -> None:
     """It has revision 0 of nobody."""
     parent.use(RouteTable("", 0, models=(RoutedModel("legacy"),)))
     worker = await parent.worker()
@@ -81,7 +84,7 @@ async def test_the_table_of_a_router_alone_is_brought_too(parent: Parent) -> Non
     assert [model.name for model in table.models] == ["legacy"]
 
 
-async def test_a_worker_that_is_behind_or_asks_anew_gets_everything(parent: Parent) -> None:
+async def test_a_worker_that_is_behind_or_asks_anew_gets_everything(parent: Parent, autojump_clock: MockClock) -> None:
     parent.use(WHOLE)
     worker = await parent.worker()
     await worker.receive()
@@ -94,7 +97,7 @@ async def test_a_worker_that_is_behind_or_asks_anew_gets_everything(parent: Pare
     assert await worker.receive() == [table]
 
 
-async def test_a_revision_is_held_when_every_worker_holds_it(parent: Parent) -> None:
+async def test_a_revision_is_held_when_every_worker_holds_it(parent: Parent, autojump_clock: MockClock) -> None:
     parent.use(WHOLE)
     first, second = await parent.worker(0), await parent.worker(1)
     for worker, revision in ((first, 5), (second, 4)):
@@ -110,7 +113,7 @@ async def test_a_revision_is_held_when_every_worker_holds_it(parent: Parent) -> 
     assert parent.workers.report().revision == 0
 
 
-async def test_counters_never_fall_when_a_worker_dies(parent: Parent) -> None:
+async def test_counters_never_fall_when_a_worker_dies(parent: Parent, autojump_clock: MockClock) -> None:
     parent.use(WHOLE)
     first, second = await parent.worker(0), await parent.worker(1)
     for worker in (first, second):
@@ -124,7 +127,9 @@ async def test_counters_never_fall_when_a_worker_dies(parent: Parent) -> None:
     assert parent.news
 
 
-async def test_what_control_waits_for_is_news_and_a_plain_report_is_not(parent: Parent) -> None:
+async def test_what_control_waits_for_is_news_and_a_plain_report_is_not(
+    parent: Parent, autojump_clock: MockClock
+) -> None:
     parent.use(WHOLE)
     worker = await parent.worker()
     await worker.receive()

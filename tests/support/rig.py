@@ -192,7 +192,10 @@ class Engine:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with self.scope:
-            await trio.serve_listeners(self._serve, [self.listener], task_status=task_status)  # type: ignore[arg-type]
+            try:
+                await trio.serve_listeners(self._serve, [self.listener], task_status=task_status)  # type: ignore[arg-type]
+            except* trio.ClosedResourceError:
+                await trio.sleep_forever()  # `stop_listening`; the port stays refused
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         self.connections += 1
