@@ -320,3 +320,32 @@ def test_a_drain_that_nobody_remembers_is_finished(core: Any) -> None:
         ("start", ""),
     ]
     assert list(cluster.states().values()) == ["ready", "ready"]
+
+
+def test_while_one_of_two_copies_is_out_of_sight_nothing_is_decided(core: Any) -> None:
+    cluster = d02(core, slow=True)
+    n1, n2 = cluster.agents["n1"], cluster.agents["n2"]
+    cluster.connect(n1)
+    cluster.goodbye(n1, "kept")
+    cluster.run(20)
+    assert [command.kind for command in n2.received] == ["start"]
+    assert cluster.endpoints()["tiny/0"] == ("ready", n1.received[0].epoch)
+    cluster.connect(n1)
+    cluster.settle()
+    assert cluster.running() == {"tiny/0/0": "n1"}
+
+
+def test_a_start_that_is_on_its_way_is_stopped_and_not_forgotten(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model(gpus=1))
+    agent = cluster.add("n1", 1)
+    (start,) = cluster.look().commands
+    cluster.in_flight = {("tiny/0/0", start.epoch, "start"): 1}
+    cluster.set_models(core.model("other", gpus=1))
+    assert cluster.look().commands == ()
+    assert cluster.states("other") == {"other/0": "pending"}, "the GPU may be in use any moment"
+    agent.obey(start)
+    cluster.in_flight = {}
+    cluster.settle()
+    assert [command.kind for command in agent.received] == ["start", "stop", "start"]
+    assert cluster.running() == {"other/0/0": "n1"}

@@ -195,3 +195,58 @@ def test_what_is_put_off_while_recovering_comes_when_that_is_over(core: Any) -> 
     assert cluster.sent == []
     cluster.run(20)
     assert cluster.running() == {}
+
+
+def test_what_an_agent_holds_is_found_whenever_it_comes(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model("a"), core.model("b"))
+    cluster.add("n1")
+    late = cluster.add("n2", labels={"late": "yes"})
+    cluster.settle()
+    held = dict(cluster.agents["n1"].shards)
+    cluster.restart(memory=Memory.UNREADABLE)
+    cluster.connect(late)
+    cluster.run(50)
+    assert cluster.states("a") == {}
+    cluster.connect(cluster.agents["n1"])
+    cluster.sent.clear()
+    cluster.run(350)
+    assert cluster.agents["n1"].shards == held
+    assert cluster.sent == []
+
+
+def test_outdated_strangers_are_left_alone_for_as_long_as_others(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    cluster.add("n1")
+    cluster.settle()
+    cluster.restart(memory=Memory.FIRST_START)
+    cluster.set_models(core.model(args=("--new",)))
+    cluster.connect_all()
+    cluster.sent.clear()
+    cluster.run(290)
+    assert cluster.sent == []
+    cluster.run(60)
+    assert [command.kind for command in cluster.sent] == ["start", "drain", "stop"]
+
+
+def test_while_recovering_nothing_is_rolled_and_a_stop_that_was_decided_waits(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model("a"), core.model("b", gpus=1))
+    cluster.add("n1")
+    cluster.add("n2", 1)
+    cluster.settle()
+    cluster.set_models(core.model("b", gpus=1))
+    cluster.agents["n1"].refuses = "busy"
+    cluster.run(3)
+    assert cluster.replicas.by_id["a/0"].launches[0].stop
+    cluster.restart()
+    cluster.set_models(core.model("b", args=("--new",)))
+    cluster.agents["n1"].refuses = ""
+    cluster.connect(cluster.agents["n1"])
+    cluster.sent.clear()
+    cluster.run(100)
+    assert cluster.sent == []
+    cluster.connect(cluster.agents["n2"])
+    cluster.settle()
+    assert sorted(command.kind for command in cluster.sent) == ["drain", "start", "stop", "stop"]

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
+from llmgw.core.catalog import Catalog
+from llmgw.core.group import Group, Wake, slot_of
 from llmgw.core.lifecycle import Cause
+from llmgw.core.nodes import FleetView
+from llmgw.core.plan import World
+from llmgw.core.replicas import Failure, Launch, Member, Replica, Replicas, ReplicaState
+from llmgw.core.restarts import FAILURES_MAX, note_end
+from llmgw.core.standing import Presence, Standing
 
 
 def test_a_crashed_engine_is_started_again_on_its_node_after_ten_seconds(core: Any) -> None:
@@ -96,3 +103,51 @@ def test_a_start_that_is_refused_is_repeated_after_a_delay(core: Any) -> None:
     assert cluster.states() == {"tiny/0": "backing off"}
     assert "its agent refused it: no such engine" in cluster.summary()
     assert 0 < plan.wake_after <= 12.5
+
+
+@pytest.mark.parametrize(
+    ("failed_before", "drawn", "delay"),
+    [
+        (0, 0.0, 7.5),
+        (0, 0.5, 10.0),
+        (0, 1.0, 12.5),
+        (1, 0.5, 20.0),
+        (4, 0.5, 160.0),
+        (5, 0.5, 300.0),
+        (40, 0.0, 225.0),
+        (40, 1.0, 375.0),
+    ],
+)
+def test_the_delay_is_jittered_by_a_quarter_at_every_attempt(failed_before: int, drawn: float, delay: float) -> None:
+    """Also at the cap: what died together must not start together for ever."""
+
+    class Drawn:
+        def random(self) -> float:
+            return drawn
+
+    world = World(Catalog(), FleetView(), Replicas(), now=10.0, wall=5000.0)
+    wake = Wake.begin(world, Drawn(), None, 0)
+    launch = Launch(1, "h", (Member("n1"),), 0.0)
+    failures = tuple(Failure(4000.0 + number, "n1", spec_hash="h") for number in range(failed_before))
+    slot = slot_of(Replica("m/0", "m", (launch,), failures), wake.fleet)
+    standing = Standing("m/0", launch, ReplicaState.FAILED, gone=True, presence=Presence.HERE, node="n1")
+    note_end(wake, Group("m", None, "h", {}, None), slot, standing)
+    assert slot.replica.retry_at - 5000.0 == pytest.approx(delay)
+    assert len(slot.replica.failures) == min(failed_before + 1, FAILURES_MAX)
+
+
+def test_failures_of_another_profile_and_of_an_hour_ago_do_not_count(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    agent = cluster.add("n1", broken=(core.spec_hash(core.model().profile),))
+    cluster.run(400)
+    assert len(agent.received) == 5
+    cluster.set_models(core.model(args=("--good",)))
+    cluster.run(10)
+    assert cluster.states() == {"tiny/0": "ready"}
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    agent = cluster.add("n1", broken=(core.spec_hash(core.model().profile),))
+    cluster.run(400)
+    cluster.run(1800, step=5.0)
+    assert len(agent.received) > 5
