@@ -127,13 +127,15 @@ def find_head_end(buffer: bytes | bytearray, searched: int = 0) -> int:
     or not HTTP/1 from its first byte on).
     """
     found = buffer.find(END, max(0, searched - 3))
-    if (len(buffer) if found < 0 else found) > HEAD_BYTES_MAX:
+    if 0 <= found <= HEAD_BYTES_MAX:
+        return found + 4
+    if found >= 0 or len(buffer) > HEAD_BYTES_MAX:
         raise HeadError(431, f"the request's head is larger than {HEAD_BYTES_MAX // 1024} KiB")
-    if found < 0 and buffer and not 65 <= buffer[0] <= 90:  # noqa: PLR2004  A to Z, as methods begin
+    if buffer and not 65 <= buffer[0] <= 90:  # noqa: PLR2004  A to Z, as methods begin
         raise HeadError(400, "this is not an HTTP/1.1 request")
-    if found < 0 and buffer.find(b"\n\n", max(0, searched - 3)) >= 0:
+    if buffer.find(b"\n\n", max(0, searched - 3)) >= 0:
         raise HeadError(400, "lines of a head end in CR LF")
-    return found + 4 if found >= 0 else -1
+    return -1
 
 
 def parse_request(head: bytes) -> RequestHead:

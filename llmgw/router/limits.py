@@ -7,7 +7,7 @@ from llmgw.core.routing import ClientKey
 from llmgw.router.dialects import Problem, Trouble
 from llmgw.router.http import RequestHead
 
-_NOBODY = ClientKey("", "0" * 64)
+_NOBODY = ("0" * 64, ClientKey("", "0" * 64))
 
 
 def presented(head: RequestHead) -> bytes:
@@ -24,7 +24,7 @@ class Keys:
     def __init__(self, keys: tuple[ClientKey, ...]) -> None:
         self.required = bool(keys)
         """Whether any request needs one."""
-        self._by_hash = {key.sha256.lower(): key for key in keys}
+        self._by_hash = {key.sha256.lower(): (key.sha256.lower(), key) for key in keys}
         self._allowed = {key.sha256.lower(): frozenset(key.models) for key in keys}
 
     def check(self, key: bytes) -> ClientKey | None:
@@ -35,8 +35,8 @@ class Keys:
         if not self.required:
             return None
         digest = hashlib.sha256(key).hexdigest()
-        found = self._by_hash.get(digest, _NOBODY)
-        if not hmac.compare_digest(found.sha256.lower(), digest):
+        expected, found = self._by_hash.get(digest, _NOBODY)
+        if not hmac.compare_digest(expected, digest):
             reason = "expected `Authorization: Bearer KEY`" if not key else "it is not one of this gateway's"
             raise Problem(Trouble.INVALID_KEY, f"invalid API key: {reason}")
         return found

@@ -19,6 +19,7 @@ new connection.
 
 import contextlib
 import socket
+from collections.abc import Iterable
 
 import attrs
 import trio
@@ -100,7 +101,7 @@ class Exchange:
 
     def watch_client(self) -> None:
         """The engine takes its time: notice if the client leaves meanwhile."""
-        if self._waiting:
+        if self._waiting and not self._watched:  # a second attempt is looked at a second time
             self._watched = True
             self.gateway.pump.watch(self.client.socket, self.client.left)
 
@@ -128,10 +129,11 @@ class Exchange:
         request = self._request(target)
         self._engine = pool.take(url, trio.current_time())
         if self._engine is not None:
-            with contextlib.suppress(SilentEndError):
+            try:
                 return await self._ask(self._engine, request)
-            self._engine.close()
-            self._engine = None
+            except SilentEndError:
+                self._engine.close()
+        self._engine = None
         self._engine = await pool.connect(url)
         try:
             return await self._ask(self._engine, request)
@@ -139,9 +141,11 @@ class Exchange:
             raise self._died(str(error)) from None
 
     async def _ask(self, engine: socket.socket, request: list[bytes | bytearray]) -> tuple[ResponseHead, Body, bytes]:
-        with contextlib.suppress(OSError):  # it has closed; what it said before tells why
+        try:
             for piece in request:
                 await send_all(engine, piece)
+        except OSError:
+            pass  # it has closed; what it said before tells why
         received = await self._receive(engine)
         if not received:
             raise SilentEndError("closed the connection without an answer")
@@ -209,20 +213,21 @@ class Exchange:
         parts: list[bytes | bytearray] = [self.body]
         if endpoint.upstream_model and endpoint.upstream_model != peeked.model:
             parts = list(renamed(bytes(self.body), peeked.written, endpoint.upstream_model))
-        passed = request.passed
-        if len(self.key) >= KEY_BYTES_MIN and any(self.key in line for line in passed):
-            passed = [line for line in passed if self.key not in line]
-        lines = [
-            b"POST " + where.prefix + request.target + b" HTTP/1.1",
-            b"Host: " + where.authority,
-            *passed,
-            b"x-request-id: " + self.record.request_id.encode(),
-            b"Content-Length: %d" % sum(map(len, parts)),
-        ]
-        if endpoint.key:
-            lines.append(b"Authorization: Bearer " + endpoint.key.encode())
-        parts.insert(0, b"\r\n".join(lines) + b"\r\n\r\n")
-        return [b"".join(parts)] if sum(map(len, parts)) <= JOINED_BYTES_MAX else parts
+        passed = b"\r\n".join(request.passed)
+        if len(self.key) >= KEY_BYTES_MIN and self.key in passed:
+            passed = b"\r\n".join([line for line in request.passed if self.key not in line])
+        length = sum(map(len, parts))
+        head = b"POST %b%b HTTP/1.1\r\nHost: %b\r\n%b%bx-request-id: %b\r\nContent-Length: %d\r\n%b\r\n" % (
+            where.prefix,
+            request.target,
+            where.authority,
+            passed,
+            b"\r\n" if passed else b"",
+            self.record.request_id.encode(),
+            length,
+            b"Authorization: Bearer %b\r\n" % endpoint.key.encode() if endpoint.key else b"",
+        )
+        return [b"".join((head, *parts))] if length <= JOINED_BYTES_MAX else [head, *parts]
 
     # --- from the first byte to the last ---
 
@@ -231,42 +236,49 @@ class Exchange:
         assert engine is not None
         keep = self._keeps_alive(body)
         record.status = head.status
-        start = self._response_head(head, body, keep=keep)
         client.deadline = float("inf")  # from here on the pump looks after silence
-        moving = Transfer(engine, client.socket, body, payload=body.payload, counts_events=head.event_stream)
-        moving.tail.append(first)
-        if head.event_stream:
-            moving.events = first.count(b"data:")
-        moving.bytes_sent = len(first)
-        data = start + first
+        data = self._response_head(head, body, keep=keep) + first
         sent = send_some(client.socket, data)
-        if sent != len(data):
-            moving.pending = data[sent:]
-        if moving.pending or not body.done:
-            await self.gateway.pump.transfer(moving)
-        else:
-            moving.outcome = Outcome.COMPLETE
-        return await self._settle(target, head, moving, keep=keep)
-
-    async def _settle(self, target: Target, head: ResponseHead, moving: Transfer, *, keep: bool) -> bool:
-        """The answer has ended, one way or another."""
-        record, now = self.record, trio.current_time()
+        if body.done and sent == len(data):
+            record.bytes_sent = len(first)
+            self._count_tokens(head, (first,), first.count(b"data:") if head.event_stream else 0)
+            self._complete(target, head, body)
+            return keep
+        moving = Transfer(engine, client.socket, body, payload=body.payload, pending=data[sent:])
+        moving.tail.append(first)
+        moving.bytes_sent = len(first)
+        if head.event_stream:
+            moving.counts_events, moving.events = True, first.count(b"data:")
+        await self.gateway.pump.transfer(moving)
         record.bytes_sent = moving.bytes_sent
         record.detail = moving.detail
-        self._count_tokens(head, moving)
+        self._count_tokens(head, moving.tail, moving.events)
+        if moving.outcome is Outcome.COMPLETE:
+            head.keep_alive = head.keep_alive and not moving.surplus
+            self._complete(target, head, body)
+            return keep
+        await self._cut_off(target, head, moving)
+        return False
+
+    def _complete(self, target: Target, head: ResponseHead, body: Body) -> None:
+        """The answer was passed on to its last byte."""
+        self.record.ending = Ending.DONE
+        now = trio.current_time()
+        if head.status < 500:  # noqa: PLR2004
+            target.load.completed_at = now
+            target.load.suspect_until = 0.0
+        if head.keep_alive and not isinstance(body, CloseBody):
+            assert self._engine is not None
+            self.gateway.pool.give(target.endpoint.address, self._engine, now)
+            self._engine = None
+
+    async def _cut_off(self, target: Target, head: ResponseHead, moving: Transfer) -> None:
+        """The answer has ended before its last byte."""
+        record = self.record
         match moving.outcome:
-            case Outcome.COMPLETE:
-                record.ending = Ending.DONE
-                if head.status < 500:  # noqa: PLR2004
-                    target.load.completed_at = now
-                    target.load.suspect_until = 0.0
-                if head.keep_alive and not moving.surplus and not isinstance(moving.body, CloseBody):
-                    self.gateway.pool.give(target.endpoint.address, moving.up, now)
-                    self._engine = None
-                return keep
             case Outcome.CLIENT_LEFT:
                 record.ending = Ending.CLIENT_LEFT
-                return False
+                return
             case Outcome.ENGINE_DIED:
                 leaving = self.gateway.table.is_leaving(target.endpoint)
                 record.ending = Ending.DRAINED if leaving else Ending.ENGINE_DIED
@@ -279,7 +291,6 @@ class Exchange:
         moving.up.close()
         self._engine = None
         await self._break_off(head, moving, problem)
-        return False
 
     async def _break_off(self, head: ResponseHead, moving: Transfer, problem: Problem) -> None:
         """End an answer that cannot be finished so that nobody takes it for a whole one."""
@@ -325,13 +336,13 @@ class Exchange:
 
     # --- what is noted ---
 
-    def _count_tokens(self, head: ResponseHead, moving: Transfer) -> None:
+    def _count_tokens(self, head: ResponseHead, tail: Iterable[bytes], events: int) -> None:
         record = self.record
-        usage = usage_in(moving.tail) if head.status == 200 else None  # noqa: PLR2004
+        usage = usage_in(tail) if head.status == 200 else None  # noqa: PLR2004
         if usage is not None:
             record.prompt_tokens, record.completion_tokens = usage
         elif head.event_stream:
-            record.completion_tokens, record.exact = moving.events, False
+            record.completion_tokens, record.exact = events, False
 
     def _unreachable(self, target: Target, why: str) -> None:
         load, endpoint = target.load, target.endpoint
