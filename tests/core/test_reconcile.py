@@ -347,3 +347,17 @@ def test_a_stop_that_is_refused_is_not_repeated_at_once(core: Any) -> None:
     cluster.run(11)
     kinds_sent = [command.kind for command in cluster.sent]
     assert kinds_sent.count("drain") + kinds_sent.count("stop") <= 4
+
+
+def test_a_command_that_was_acknowledged_without_effect_is_issued_again(core: Any) -> None:
+    cluster = core.Cluster()
+    cluster.set_models(core.model())
+    cluster.add("n1", slow=True)
+    cluster.run(5)
+    cluster.set_models()
+    (stop,) = cluster.look().commands
+    cluster.in_flight = {("tiny/0/0", stop.epoch, "stop"): 1}
+    assert cluster.look().commands == ()
+    assert cluster.look().commands == ()
+    cluster.in_flight = {}
+    assert cluster.look().commands == (stop,)
