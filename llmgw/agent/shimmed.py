@@ -163,16 +163,17 @@ class ShimmedEngine:
 
     async def _do_without(self, error: EngineError) -> None:
         """The shim lives and is not to be talked to (stopped, or its socket was removed): its files still tell."""
-        if not self._unanswered:
-            self._unanswered = True
-            self._log.warning("shim does not answer", error=str(error))
+        self._read_record()
         exit_record = read_file(self._folder, EXIT)
         if exit_record is not None:
             self._tell_exited(exit_record)
             if exit_record.get("gone") is True:
                 self._tell_gone()
-        if not self._events:
-            await self._wait_shim_ended()
+        if self._events:
+            return
+        if not await self._wait_shim_ended() and not self._unanswered:
+            self._unanswered = True
+            self._log.warning("shim does not answer", error=str(error))
 
     async def _attach(self, identity: Identity) -> None:
         conversation = await connect(self._folder, identity.shim_pid)
@@ -210,12 +211,14 @@ class ShimmedEngine:
             case {"event": "gone"}:
                 self._tell_gone()
 
-    async def _wait_shim_ended(self) -> None:
+    async def _wait_shim_ended(self) -> bool:
         """For a while: its descriptors are closed a moment before it ends, and it may as well live on without us."""
         shim = None if self._identity is None else shim_stat(self._identity)
-        if shim is not None:
-            with trio.move_on_after(RECONNECT_SECONDS):
-                await wait_ended(shim)
+        if shim is None:
+            return True
+        with trio.move_on_after(RECONNECT_SECONDS) as scope:
+            await wait_ended(shim)
+        return not scope.cancelled_caught
 
     async def _end_shim(self, identity: Identity) -> None:
         shim = shim_stat(identity)
