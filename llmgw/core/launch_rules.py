@@ -225,7 +225,7 @@ def leaving(wake: Wake, group: Group, standing: Standing) -> Leave | None:
 
 
 def commands(wake: Wake, group: Group, standing: Standing) -> list[Command]:
-    """What has to be said to the agents of a launch, as it is marked and reported."""
+    """What has to be said to the agents of a launch, as it is marked and reported, whether or not it is in flight."""
     if not here(standing):
         return []
     found = (
@@ -233,11 +233,7 @@ def commands(wake: Wake, group: Group, standing: Standing) -> list[Command]:
         for rank, member in enumerate(standing.launch.members)
         if wake.fleet.nodes[member.node].commandable
     )
-    return [
-        command
-        for command in found
-        if command is not None and key_of(command) not in wake.world.in_flight and key_of(command) not in wake.held_back
-    ]
+    return [command for command in found if command is not None and key_of(command) not in wake.held_back]
 
 
 def _command(wake: Wake, group: Group, standing: Standing, rank: int) -> Command | None:

@@ -167,6 +167,8 @@ class Plan:
     """Rule -> how often it decided."""
     world: World | None = None
     """What it was made from, to see what has changed at the next wake."""
+    wanted: tuple[Command, ...] = ()
+    """The commands, and those that are in flight already: what is not in flight any more is issued again."""
     settled: Mapping[str, Settled] = attrs.field(factory=dict)
     """By model."""
     tried: tuple[Tried, ...] = ()

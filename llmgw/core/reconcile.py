@@ -70,8 +70,9 @@ def reconcile(world: World, rng: Rng, previous: Plan | None = None) -> Plan:
     """The next step towards the catalog. `previous`: the plan of the last wake; it saves work and decides nothing."""
     if previous is not None and _nothing_changed(world, previous):
         left = None if previous.due is None else max(0.0, previous.due - world.now)
-        again = tuple(command for command in previous.commands if key_of(command) not in world.in_flight)
-        return attrs.evolve(previous, commands=again, wake_after=left, log=(), fired={})
+        return attrs.evolve(
+            previous, world=world, commands=_unsent(world, previous.wanted), wake_after=left, log=(), fired={}
+        )
     found, epoch_max = find(
         world, previous.world.fleet if previous is not None and previous.world is not None else None
     )
@@ -97,6 +98,10 @@ def reconcile(world: World, rng: Rng, previous: Plan | None = None) -> Plan:
         fill(filling, group)
         group.waits += wake.waits - before
     return _plan(wake, groups, settled, filling)
+
+
+def _unsent(world: World, wanted: Iterable[Command]) -> tuple[Command, ...]:
+    return tuple(command for command in wanted if key_of(command) not in world.in_flight)
 
 
 def _nothing_changed(world: World, previous: Plan) -> bool:
@@ -218,7 +223,7 @@ def _plan(wake: Wake, groups: dict[str, Group], settled: dict[str, Settled], fil
     now = wake.world.now
     due = now if filling.left_over else wake.due
     return Plan(
-        commands=tuple(found),
+        commands=_unsent(wake.world, found),
         replicas=_replicas(wake, groups, by_id),
         explanations=explanations,
         views=dict(sorted(views.items())),
@@ -226,6 +231,7 @@ def _plan(wake: Wake, groups: dict[str, Group], settled: dict[str, Settled], fil
         log=tuple(wake.log),
         fired=wake.fired,
         world=wake.world,
+        wanted=tuple(found),
         settled=now_settled,
         tried=tuple(one for of_model in filling.tried.values() for one in of_model),
         held_back=wake.held_back,
