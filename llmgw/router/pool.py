@@ -69,14 +69,16 @@ class Pool:
     def take(self, url: str, now: float) -> socket.socket | None:
         """An idle connection that the engine has hardly closed yet; None: `connect`."""
         kept = self._idle.get(url)
-        if not kept:
-            return None
-        since, connection = kept.pop()
-        if now - since < IDLE_SECONDS:
-            return connection
-        connection.close()  # the newest is too old, so all of them are
-        _close_all(kept)
-        del self._idle[url]
+        while kept:
+            since, connection = kept.pop()
+            if now - since >= IDLE_SECONDS:
+                connection.close()  # the newest is too old, so all of them are
+                _close_all(kept)
+                del self._idle[url]
+                break
+            if _is_quiet(connection):
+                return connection
+            connection.close()
         return None
 
     def give(self, url: str, connection: socket.socket, now: float) -> None:
@@ -156,6 +158,19 @@ def _why(error: BaseException) -> str:
     if error.__cause__ is not None:
         return _why(error.__cause__)
     return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _is_quiet(connection: socket.socket) -> bool:
+    """Whether nothing has come since the last answer: neither its end, nor bytes that nobody had asked for, which
+    would be taken for the next answer.
+    """
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _close_all(kept: list[tuple[float, socket.socket]]) -> None:

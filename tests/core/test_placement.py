@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.core.books import Books
@@ -260,6 +260,7 @@ NEEDS = st.builds(
 )
 
 
+@settings(max_examples=max(1, settings().max_examples // 4))
 @given(needs=st.lists(NEEDS, max_size=20))
 def test_never_over_booked_and_every_refused_node_is_named(needs: list[Need]) -> None:
     nodes = fleet(node("a", 4), node("b", 2), node("c"), node("d", 2, cordoned=True))

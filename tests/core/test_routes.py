@@ -153,7 +153,7 @@ STATES = st.sampled_from(["accepted", "loading", "ready", "draining", "stopping"
 NODES = st.sampled_from(list(NodeState))
 
 
-@settings(max_examples=max(1, settings().max_examples // 2))
+@settings(max_examples=max(1, settings().max_examples // 4))
 @given(data=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), STATES, NODES, st.booleans()), max_size=8))
 def test_at_most_one_epoch_of_a_replica_in_any_table_and_changes_lead_there(data: Any) -> None:
     nodes: dict[str, Node] = {}

@@ -28,6 +28,26 @@ def listener() -> Iterator[socket.socket]:
         yield bound
 
 
+@pytest.fixture(autouse=True)
+def far_ends() -> Iterator[list[socket.socket]]:
+    """What `idle` connections lead to."""
+    yield FAR_ENDS
+    for far in FAR_ENDS:
+        far.close()
+    FAR_ENDS.clear()
+
+
+FAR_ENDS: list[socket.socket] = []
+
+
+def idle() -> socket.socket:
+    """A connection on which nothing has come."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    FAR_ENDS.append(far)
+    return near
+
+
 def url_of(listener: socket.socket) -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -46,7 +66,7 @@ def test_where_an_endpoint_is(url: str, expected: Site) -> None:
 
 
 def test_the_newest_connection_is_used_first(pool: Pool) -> None:
-    first, second = socket.socket(), socket.socket()
+    first, second = idle(), idle()
     pool.give(URL, first, 10.0)
     pool.give(URL, second, 11.0)
     assert pool.take("http://127.0.0.1:1", 11.5) is None
@@ -58,15 +78,32 @@ def test_the_newest_connection_is_used_first(pool: Pool) -> None:
 
 
 def test_a_connection_that_the_engine_may_be_closing_is_not_used(pool: Pool) -> None:
-    old, older = socket.socket(), socket.socket()
+    old, older = idle(), idle()
     pool.give(URL, older, 9.0)
     pool.give(URL, old, 10.0)
     assert pool.take(URL, 10.0 + IDLE_SECONDS) is None
     assert (old.fileno(), older.fileno(), pool.idle) == (-1, -1, 0)
 
 
+@pytest.mark.parametrize("what", ["end", "bytes"])
+def test_a_connection_on_which_something_has_come_is_not_used(
+    pool: Pool, far_ends: list[socket.socket], what: str
+) -> None:
+    """Its end, or bytes that nobody had asked for: those are never the answer to the next request."""
+    good, spoilt = idle(), idle()
+    pool.give(URL, good, 1.0)
+    pool.give(URL, spoilt, 1.0)
+    if what == "end":
+        far_ends[1].close()
+    else:
+        far_ends[1].send(b"HTTP/1.1 200 OK")
+    assert pool.take(URL, 1.5) is good
+    assert (spoilt.fileno(), pool.idle) == (-1, 0)
+    good.close()
+
+
 def test_a_sweep_closes_what_has_been_idle_for_too_long(pool: Pool) -> None:
-    old, new = socket.socket(), socket.socket()
+    old, new = idle(), idle()
     pool.give(URL, old, 10.0)
     pool.give(URL, new, 12.0)
     pool.sweep(10.0 + IDLE_SECONDS)

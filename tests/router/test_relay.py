@@ -1,15 +1,18 @@
 """A request at an engine: passed on byte for byte, ended once, and never tried twice after a byte."""
 
+import hashlib
 import json
 import random
+import socket
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from rig import Asked, Rig
 from trio.testing import MockClock
 
-from llmgw.core.routing import Endpoint
+from llmgw.core.routing import ClientKey, Endpoint
 from llmgw.router.records import Ending
 
 ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":5,"total_tokens":8}}'
@@ -441,3 +444,216 @@ async def test_an_ipv6_endpoint_has_brackets_in_its_host(rig: Rig, autojump_cloc
     rig.publish(Endpoint("tiny/0", "tiny", "http://[::1]:9", 1))
     reply = await rig.ask()
     assert reply.status == 503
+
+
+async def test_a_second_attempt_that_is_slow_is_watched_once(rig: Rig, autojump_clock: MockClock) -> None:
+    """The first endpoint refuses, the second takes a second: both attempts come up for watching, with one client."""
+    told: list[float] = []
+
+    async def slow(asked: Asked) -> None:
+        told.append(await asked.wire.wait_closed())
+
+    dead, alive = await rig.engine(), await rig.engine(slow)
+    await dead.stop_listening()
+    rig.publish(rig.endpoint(0, dead), rig.endpoint(1, alive))
+    while not any("tiny/0" in name for name in rig.gateway.counters.samples()):  # until the dead one was drawn first
+        wire = await rig.connect()
+        await wire.send(rig.request())
+        await trio.sleep(1)
+        left = trio.current_time()
+        wire.close()
+        await rig.settled()
+        await trio.sleep(0.2)
+        assert told[-1] - left <= 0.1
+    assert rig.records.last.endpoint == "tiny/1"
+
+
+@pytest.mark.parametrize("place", range(9))
+async def test_e03_characters_cut_at_every_byte(rig: Rig, place: int, autojump_clock: MockClock) -> None:
+    content = "data: 你🚀\r\n\r\n".encode()
+    cut = 5 + place
+
+    async def stream(asked: Asked) -> None:
+        await asked.begin_stream()
+        await asked.chunk(content[:cut])
+        await held.wait()
+        await asked.chunk(content[cut:])
+        await asked.end_stream()
+
+    held = trio.Event()
+    await rig.serve(stream)
+    async with await rig.connect() as wire:
+        await wire.send(rig.request({"model": "tiny", "stream": True}))
+        await wire.until(b"\r\n\r\n")
+        # what came is passed on before the rest of the character is sent
+        assert await wire.until(content[:cut] + b"\r\n") == b"%x\r\n%b\r\n" % (cut, content[:cut])
+        held.set()
+        assert (await wire.until(b"0\r\n\r\n")).startswith(b"%x\r\n%b" % (len(content) - cut, content[cut:]))
+
+
+async def test_e03_a_line_of_two_mib_passes_and_its_usage_is_given_up_not_the_stream(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    content = b'data: {"usage":{"completion_tokens":9},"x":"' + b"y" * 2 * 1024**2 + b'"}\n\n'
+
+    async def stream(asked: Asked) -> None:
+        await asked.begin_stream()
+        await asked.chunk(content)
+        await asked.end_stream()
+
+    await rig.serve(stream)
+    async with await rig.connect() as wire:
+        await wire.send(rig.request({"model": "tiny", "stream": True}))
+        await wire.until(b"\r\n\r\n")
+        expected = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+        assert await wire.exactly(len(expected)) == expected
+    await rig.settled()
+    assert (rig.records.last.completion_tokens, rig.records.last.exact) == (1, False)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize("engine_key", ["", "engine-secret-1"])
+async def test_e17_whose_key_goes_where(rig: Rig, path: str, engine_key: str, autojump_clock: MockClock) -> None:
+    """No client key in any header on any path; the keyed engine sees its own, the other none; a wrong key stops."""
+    secret = "client-secret-1"
+    keys = (ClientKey("team", hashlib.sha256(secret.encode()).hexdigest()),)
+    engine = await rig.engine()
+    rig.publish(rig.endpoint(0, engine, key=engine_key), keys=keys)
+    headers = (
+        f"Authorization: Bearer {secret}",
+        f"x-api-key: {secret}",
+        f"api-key: {secret}",
+        f"cookie: k={secret}",
+        f"proxy-authorization: Bearer {secret}",
+        f"x-our-own: {secret}",
+        "Connection: x-secret",
+        "x-secret: 1",
+        "Keep-Alive: timeout=5",
+        "x-request-id: harmless-7",
+    )
+    answered = await rig.ask(None, *headers, path=path)
+    assert answered.status == 200
+    (asked,) = engine.asked
+    assert secret not in json.dumps(asked.headers)
+    assert asked.header("authorization") == (f"Bearer {engine_key}" if engine_key else None)
+    assert not {"x-secret", "connection", "keep-alive", "cookie"} & {name for name, _ in asked.headers}
+    assert asked.header("x-request-id") == "harmless-7"
+    assert asked.header("host") == f"127.0.0.1:{engine.port}"
+    listed = await rig.ask(None, *headers, path="/v1/models", method="GET")
+    refused = await rig.ask(None, "Authorization: Bearer wrong-secret-1", path=path)
+    assert (listed.status, refused.status, refused.error["code"]) == (200, 401, "invalid_api_key")
+    assert len(engine.asked) == 1
+    told = json.dumps([attrs.asdict(record) for record in rig.records.all], default=str)
+    for hidden in (secret, "wrong-secret-1", "engine-secret-1"):
+        assert hidden not in told
+        assert hidden.encode() not in refused.head + refused.body + answered.head + answered.body
+
+
+async def test_e10_e_http_1_0_with_keep_alive_is_ended_by_close(rig: Rig, autojump_clock: MockClock) -> None:
+    await rig.serve()
+    async with await rig.connect() as wire:
+        await wire.send(rig.request(None, "Connection: keep-alive", version="1.0"))
+        reply = await rig.read(wire)
+        assert (reply.status, reply.body, reply.keep_alive) == (200, ANSWER, False)
+        assert await wire.rest() == b""
+
+
+async def test_a_client_that_leaves_while_it_sends_its_body_reaches_no_engine(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    (engine,) = await rig.serve()
+    wire = await rig.connect()
+    await wire.send(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 1000\r\n\r\n{")
+    wire.close()
+    await rig.settled()
+    assert engine.connections == 0
+    assert rig.records.last.ending is Ending.CLIENT_LEFT
+
+
+async def test_a_client_that_leaves_while_the_engine_is_dialled_ends_the_attempt(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(8)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        rig.publish(Endpoint("tiny/0", "tiny", f"http://127.0.0.1:{full.getsockname()[1]}", 1))
+        wire = await rig.connect()
+        await wire.send(rig.request())
+        await trio.sleep(0.5)
+        wire.close()
+        await trio.sleep(0.1)
+        assert not rig.gateway.clients
+        for filler in fillers:
+            filler.close()
+    assert rig.records.last.ending is Ending.CLIENT_LEFT
+
+
+async def test_an_answer_after_which_more_comes_is_the_last_of_its_connection(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    """Bytes that belong to nobody never become the answer to somebody else."""
+
+    async def talks_on(asked: Asked) -> None:
+        await asked.answer(ANSWER)
+        await asked.wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
+
+    (engine,) = await rig.serve(talks_on)
+    async with await rig.connect() as wire:
+        for _ in range(3):
+            await wire.send(rig.request())
+            await trio.sleep(1)
+            assert (await rig.read(wire)).body == ANSWER
+    assert engine.connections >= 2
+
+
+async def test_an_answer_cut_off_that_is_no_stream_does_not_look_whole(rig: Rig, autojump_clock: MockClock) -> None:
+    async def half(asked: Asked) -> None:
+        await asked.wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        await trio.sleep(1)
+        asked.wire.close()
+
+    await rig.serve(half)
+    reply = await rig.ask()
+    assert (reply.status, reply.body, reply.complete) == (200, b"{", False)
+    assert rig.records.last.ending is Ending.ENGINE_DIED
+
+
+async def test_what_is_no_http_from_an_engine_is_a_502(rig: Rig, autojump_clock: MockClock) -> None:
+    async def talks(asked: Asked) -> None:
+        await asked.wire.send(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+    await rig.serve(talks)
+    reply = await rig.ask()
+    assert (reply.status, reply.error["code"]) == (502, "bad_gateway")
+
+
+async def test_interim_answers_are_passed_over(rig: Rig, autojump_clock: MockClock) -> None:
+    async def early(asked: Asked) -> None:
+        await asked.wire.send(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")
+        await asked.answer(ANSWER)
+
+    await rig.serve(early)
+    assert (await rig.ask()).body == ANSWER
+
+
+async def test_an_engine_stopped_at_the_end_of_its_drain_is_not_called_dead(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async def stream(asked: Asked) -> None:
+        await asked.begin_stream()
+        await asked.event("1")
+        await trio.sleep(2)
+        asked.wire.close()
+
+    (engine,) = await rig.serve(stream)
+    async with await rig.connect() as wire:
+        await wire.send(rig.request({"model": "tiny", "stream": True}))
+        await wire.until(b"data: 1\n\n")
+        rig.publish(rig.endpoint(0, engine, state="draining"))
+        await wire.rest()
+    await rig.settled()
+    assert rig.records.last.ending is Ending.DRAINED

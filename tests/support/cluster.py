@@ -209,8 +209,12 @@ ports = "{first}-{first + 9}"
         port = free_port()
         environ = {"LLMGW_ROUTER__LISTEN": f"127.0.0.1:{port}", "LLMGW_STATE_DIR": str(self.folder / "router")}
         daemon = self.start("router", "llmgw-router", str(self.cluster_toml), environ=environ)
-        wait_until("the router to be ready", 50, lambda: get_json(f"http://127.0.0.1:{port}/v1/models"))
+        wait_until("the router to have control's table", 50, lambda: self._follows(port))
         return daemon, port
+
+    def _follows(self, port: int) -> bool:
+        routers = (self.status() or {"routers": []})["routers"]
+        return any(router["id"].endswith(f":{port}") and router["revision"] for router in routers)
 
     # --- what a user sees ---
 
