@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from real_shims import HANG_SECONDS, Shards, life, printed, talk, until
+from real_shims import HANG_SECONDS, Shards, life, printed, short, talk, until
 
 from llmgw.agent.launch import EngineEvent, Exited, Gone, Ours, RunningEngine, ShimKilled, Started, Stranger, Unknown
 from llmgw.agent.listeners import listening_sockets, read_command
@@ -275,10 +275,10 @@ async def test_c03_a_stranger_listens_on_the_socket_of_the_folder(
     async with shards.agent() as launcher:
         engine = await launcher.launch(shards.request("sleep", "1000"))
         pid = await started(engine)
-        path = shards.folder(engine) / "shim.sock"
-        path.unlink()
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(str(path))
+        folder = shards.folder(engine)
+        (folder / "shim.sock").unlink()
+        with socket.socket(socket.AF_UNIX) as other, short(folder) as near:
+            other.bind(f"{near}/shim.sock")
             other.listen()
             (found,) = await launcher.attach()
             with trio.move_on_after(0.1) as scope:

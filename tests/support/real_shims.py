@@ -86,10 +86,20 @@ def until(look: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
 def talk(shim: RawShim | Path) -> Iterator[Talk]:
     """A connection to that shim, or to the one of that folder."""
     folder = shim if isinstance(shim, Path) else shim.folder
-    with socket.socket(socket.AF_UNIX) as sock:
+    with socket.socket(socket.AF_UNIX) as sock, short(folder) as near:
         sock.settimeout(HANG_SECONDS)
-        sock.connect(str(folder / "shim.sock"))
+        sock.connect(f"{near}/shim.sock")
         yield Talk(sock)
+
+
+@contextmanager
+def short(folder: Path) -> Iterator[str]:
+    """A short name of the folder: paths of unix sockets end at 108 bytes, and temporary folders may lie deep."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 @attrs.define
