@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from short_paths import short
 
 from llmgw.agent.shim_client import ANSWER_SECONDS, LINE_BYTES_MAX, ask, connect
 from llmgw.errors import EngineError
@@ -21,8 +22,8 @@ FOREVER = b""
 async def played(folder: Path, *replies: bytes) -> AsyncIterator[list[dict[str, object]]]:
     """A shim that gives one reply per connection, as it stands; what it was asked."""
     asked: list[dict[str, object]] = []
-    with trio.socket.socket(socket.AF_UNIX) as listener:
-        await listener.bind(str(folder / "shim.sock"))
+    with trio.socket.socket(socket.AF_UNIX) as listener, short(folder) as near:
+        await listener.bind(f"{near}/shim.sock")
         listener.listen(5)
 
         async def play() -> None:
@@ -86,8 +87,8 @@ async def test_nobody_listens(tmp_path: Path) -> None:
         await connect(tmp_path, os.getpid())
     with pytest.raises(EngineError, match="no shim listens"):
         await connect(tmp_path / "none", os.getpid())
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "shim.sock"))
+    with socket.socket(socket.AF_UNIX) as dead, short(tmp_path) as near:
+        dead.bind(f"{near}/shim.sock")
     with pytest.raises(EngineError, match="refused"):
         await connect(tmp_path, os.getpid())
 
@@ -99,8 +100,8 @@ async def test_somebody_else_listens(tmp_path: Path) -> None:
 
 
 async def test_events_come_line_by_line_and_a_cancelled_wait_loses_none(tmp_path: Path) -> None:
-    with trio.socket.socket(socket.AF_UNIX) as listener:
-        await listener.bind(str(tmp_path / "shim.sock"))
+    with trio.socket.socket(socket.AF_UNIX) as listener, short(tmp_path) as near:
+        await listener.bind(f"{near}/shim.sock")
         listener.listen(1)
         with await connect(tmp_path, os.getpid()) as conversation:
             sock, _ = await listener.accept()

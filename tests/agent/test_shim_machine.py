@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from real_shims import HANG_SECONDS, RawShim, Talk, talk, until
+from short_paths import short
 
 from llmgw.agent.procfs import descendants, every_stat, read_environment, read_stat
 from llmgw.agent.shim_machine import CLIENTS_MAX, UNSAVED_SECONDS, UNTOLD_SECONDS, Shim
@@ -265,10 +266,11 @@ def test_more_clients_than_allowed_are_told_so(start_raw: StartRaw) -> None:
     shim.reply()
     clients = [socket.socket(socket.AF_UNIX) for _ in range(CLIENTS_MAX + 1)]
     try:
-        for client in clients:
-            client.settimeout(HANG_SECONDS)
-            client.connect(str(shim.folder / "shim.sock"))
-            client.sendall(b'{"v": 1, "id": 1, "command": "state"}\n')
+        with short(shim.folder) as near:
+            for client in clients:
+                client.settimeout(HANG_SECONDS)
+                client.connect(f"{near}/shim.sock")
+                client.sendall(b'{"v": 1, "id": 1, "command": "state"}\n')
         answers = [Talk(client).receive() for client in clients]
     finally:
         for client in clients:

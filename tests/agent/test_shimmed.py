@@ -11,7 +11,8 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from real_shims import HANG_SECONDS, Shards, life, printed, short, talk, until
+from real_shims import HANG_SECONDS, Shards, life, printed, talk, until
+from short_paths import short
 
 from llmgw.agent.launch import EngineEvent, Exited, Gone, Ours, RunningEngine, ShimKilled, Started, Stranger, Unknown
 from llmgw.agent.listeners import listening_sockets, read_command

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from short_paths import short
 from trio.testing import MockClock
 
 from llmgw.net.notify import ServiceManager, keep_informed
@@ -36,10 +37,10 @@ class Manager:
 
 @pytest.fixture(params=["file", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    path = str(tmp_path / "notify") if request.param == "file" else f"@llmgw-test-{os.getpid()}"
-    opened = Manager(path)
-    yield opened
-    opened.close()
+    with short(tmp_path) as near:
+        opened = Manager(f"{near}/notify" if request.param == "file" else f"@llmgw-test-{os.getpid()}")
+        yield opened
+        opened.close()
 
 
 def environment(path: str, **more: str) -> dict[str, str]:
@@ -91,8 +92,8 @@ def test_who_is_watched(variables: dict[str, str], seconds: float | None) -> Non
 
 
 def test_a_manager_that_is_away_is_no_error_of_ours(tmp_path: Path) -> None:
-    told = ServiceManager(str(tmp_path / "gone"))
-    with structlog.testing.capture_logs() as logs:
+    with short(tmp_path) as near, structlog.testing.capture_logs() as logs:
+        told = ServiceManager(f"{near}/gone")
         told.ready()
         told.alive()
     assert [(entry["event"], entry["error"]) for entry in logs] == [

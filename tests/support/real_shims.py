@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import trio
+from short_paths import short
 
 from llmgw.agent.launch import EngineEvent, Gone, LaunchRequest, RunningEngine
 from llmgw.agent.shard_folders import launch_folders
@@ -90,16 +91,6 @@ def talk(shim: RawShim | Path) -> Iterator[Talk]:
         sock.settimeout(HANG_SECONDS)
         sock.connect(f"{near}/shim.sock")
         yield Talk(sock)
-
-
-@contextmanager
-def short(folder: Path) -> Iterator[str]:
-    """A short name of the folder: paths of unix sockets end at 108 bytes, and temporary folders may lie deep."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
 
 
 @attrs.define
