@@ -86,7 +86,7 @@ def table(
                 aliases=model.aliases,
                 created=created.get(name, 0),
                 exact_usage=model.exact_usage,
-                unavailable=None if usable else _unavailable(own, explanations.get(name)),
+                unavailable=None if usable else _unavailable(model, own, explanations.get(name)),
             )
         )
     return Table(complete=fleet.recovery is None, models=tuple(models), endpoints=tuple(endpoints))
@@ -189,7 +189,9 @@ def _static(model: Model, url: str, upstream: str, keys: Mapping[tuple[str, str]
     )
 
 
-def _unavailable(own: list[tuple[Replica, list[Standing]]], explanation: Explanation | None) -> Unavailable:
+def _unavailable(
+    model: Model, own: list[tuple[Replica, list[Standing]]], explanation: Explanation | None
+) -> Unavailable:
     standings = [standing for _, of_replica in own for standing in of_replica]
     coming = [one for one in standings if one.state in UP_SOON and one.presence is Presence.HERE]
     if coming:
@@ -199,8 +201,14 @@ def _unavailable(own: list[tuple[Replica, list[Standing]]], explanation: Explana
     if failures and (explanation is None or not explanation.reasons):
         last = max(failures, key=lambda failure: failure.at)
         return Unavailable(f"failed: {last.error}", RETRY_FAILED_SECONDS)
-    summary = explanation.summary if explanation is not None else "no replica is wanted"
-    return Unavailable(f"pending: {summary}", RETRY_PENDING_SECONDS)
+    if explanation is not None:
+        return Unavailable(f"pending: {explanation.summary}", RETRY_PENDING_SECONDS)
+    # Reports come before decisions: for a moment a failure is known that nobody has drawn a conclusion from.
+    failed = next((one for one in standings if one.state is ReplicaState.FAILED), None)
+    if failed is not None:
+        return Unavailable(f"failed: {failed.error}", RETRY_FAILED_SECONDS)
+    wanted = "it is not placed yet" if model.replicas else "no replica is wanted"
+    return Unavailable(f"pending: {wanted}", RETRY_PENDING_SECONDS)
 
 
 def _differing(old: Mapping[str, T], new: Mapping[str, T]) -> Iterable[T]:

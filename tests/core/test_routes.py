@@ -81,7 +81,10 @@ def test_a_model_without_an_endpoint_says_why() -> None:
     failures = (Failure(1.0, "n1", "older"), Failure(2.0, "n1", "exit code 1"))
     assert why(fleet("failed"), replicas(failures=failures)) == Unavailable("failed: exit code 1", 10.0)
     assert why(FleetView(), Replicas(), "0 of 1 ready: pinned") == Unavailable("pending: 0 of 1 ready: pinned", 30.0)
-    assert why(FleetView(), Replicas()) == Unavailable("pending: no replica is wanted", 30.0)
+    assert why(FleetView(), Replicas()) == Unavailable("pending: it is not placed yet", 30.0)
+    just_failed = why(fleet("failed"))
+    assert just_failed is not None
+    assert just_failed.reason.startswith("failed: ")  # the report is in, and the reconciler has not seen it yet
     assert why(fleet("draining")) is not None
     assert why(fleet(node=NodeState.UNREACHABLE)) is None
 
