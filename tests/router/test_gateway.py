@@ -7,12 +7,15 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
+from trio.testing import MockClock
 
 from llmgw.config.schema import Router
 from llmgw.router.gateway import Gateway
 from llmgw.router.pool import IDLE_SECONDS, Pool
 from llmgw.router.records import Ending, Record
 from llmgw.router.table import Table
+from llmgw.router.watch import SWEEP_SECONDS
 
 
 @attrs.define(eq=False)
@@ -66,6 +69,17 @@ def test_a_client_expires_once_its_deadline_has_passed(gateway: Gateway, client:
     assert client.told == ["expire"]
     gateway.remove(number)
     assert not gateway.sweep(7.0)
+
+
+async def test_a_client_that_comes_after_a_pause_is_swept_too(
+    gateway: Gateway, client: Somebody, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(gateway.watch.watch_deadlines, gateway)
+    await trio.sleep(10)
+    client.deadline = 12.0
+    gateway.add(client)
+    await trio.sleep(2 + SWEEP_SECONDS)
+    assert client.told == ["expire"]
 
 
 def test_idle_connections_to_engines_are_swept_too(gateway: Gateway) -> None:

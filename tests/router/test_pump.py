@@ -43,6 +43,11 @@ class Ends:
     client: socket.socket
     ended: trio.Event = attrs.field(factory=trio.Event)
 
+    async def over(self) -> None:
+        """Wait for the end of the transfer; one that never ends fails its test instead of holding up the rest."""
+        with trio.fail_after(60):
+            await self.ended.wait()
+
     def read(self) -> bytes:
         """Everything that has arrived: a read may end where one of the writes did."""
         data = b""
@@ -114,7 +119,7 @@ async def test_chunks_pass_as_they_come_until_the_last(pumping: Pumping, autojum
         assert ends.read() == chunk
     assert not ends.ended.is_set()
     ends.engine.send(b"0\r\n\r\n")
-    await ends.ended.wait()
+    await ends.over()
     assert ends.read() == b"0\r\n\r\n"
     moving = ends.moving
     assert (moving.outcome, moving.events, moving.bytes_sent, moving.surplus) == (Outcome.COMPLETE, 2, 33, False)
@@ -129,14 +134,14 @@ async def test_for_clients_without_chunks_the_content_alone_is_sent(
     for piece in (b"3\r\nab", b"c\r\n2\r\n", b"de\r\n0\r\n\r\n"):
         ends.engine.send(piece)
         await moved()
-    await ends.ended.wait()
+    await ends.over()
     assert ends.read() == b"abcde"
 
 
 async def test_what_comes_after_the_end_is_not_passed_on(pumping: Pumping, autojump_clock: MockClock) -> None:
     ends = await pumping.start(LengthBody(3))
     ends.engine.send(b"abcHTTP/1.1 200 OK")
-    await ends.ended.wait()
+    await ends.over()
     assert ends.read() == b"abc"
     assert (ends.moving.outcome, ends.moving.surplus) == (Outcome.COMPLETE, True)
 
@@ -145,7 +150,7 @@ async def test_the_end_of_the_connection_ends_a_body_to_the_end(pumping: Pumping
     ends = await pumping.start(CloseBody())
     ends.engine.send(b"abc")
     ends.engine.close()
-    await ends.ended.wait()
+    await ends.over()
     assert ends.read() == b"abc"
     assert ends.moving.outcome is Outcome.COMPLETE
 
@@ -162,7 +167,7 @@ async def test_a_dead_engine_is_told_from_a_finished_one(pumping: Pumping, how: 
         ends.engine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if how != "nonsense":
         ends.engine.close()
-    await ends.ended.wait()
+    await ends.over()
     moving = ends.moving
     said = {"end": "before the end", "reset": "reset by peer", "nonsense": "framing"}[how]
     assert moving.outcome is Outcome.ENGINE_DIED
@@ -179,7 +184,7 @@ async def test_a_client_that_leaves_is_noticed_while_the_engine_is_silent(
     if how == "reset":
         ends.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     ends.client.close()
-    await ends.ended.wait()
+    await ends.over()
     assert ends.moving.outcome is Outcome.CLIENT_LEFT
 
 
@@ -190,7 +195,7 @@ async def test_what_a_client_sends_meanwhile_is_left_where_it_is(pumping: Pumpin
     await moved()
     assert not ends.ended.is_set()
     ends.engine.send(b"ok")
-    await ends.ended.wait()
+    await ends.over()
     assert ends.moving.down.recv(100) == b"GET / HTTP/1.1\r\n\r\n"
 
 
@@ -212,7 +217,7 @@ async def test_a_slow_client_holds_up_its_engine_and_costs_one_read(
     assert received == sent
     assert slow.moving.outcome is Outcome.COMPLETE
     quick.client.close()
-    await quick.ended.wait()
+    await quick.over()
 
 
 async def test_an_engine_that_dies_while_its_client_is_slow_keeps_nobody_busy(
@@ -236,7 +241,7 @@ async def test_what_the_client_had_not_taken_at_the_start_goes_first(
 ) -> None:
     ends = await pumping.start(LengthBody(3), pending=b"HTTP/1.1 200 OK\r\n\r\n")
     ends.engine.send(b"abc")
-    await ends.ended.wait()
+    await ends.over()
     assert ends.read() == b"HTTP/1.1 200 OK\r\n\r\nabc"
 
 
@@ -251,8 +256,8 @@ async def test_silence_and_a_client_that_takes_nothing_have_a_limit(
     await moved()
     assert not silent.ended.is_set()
     pumping.pump.sweep(trio.current_time(), 5)
-    await silent.ended.wait()
-    await stuck.ended.wait()
+    await silent.over()
+    await stuck.over()
     assert silent.moving.outcome is stuck.moving.outcome is Outcome.STALLED
     assert silent.moving.detail == "the engine sends nothing for 5 s"
     assert stuck.moving.detail == "the client takes nothing for 5 s"
@@ -265,7 +270,7 @@ async def test_the_tail_is_bounded(pumping: Pumping, autojump_clock: MockClock) 
         await moved()
         ends.read()
     ends.engine.close()
-    await ends.ended.wait()
+    await ends.over()
     assert [len(piece) for piece in ends.moving.tail] == [TAIL_BYTES] * TAIL_PIECES
 
 
@@ -276,7 +281,7 @@ async def test_more_streams_than_a_poll_gives_are_all_served(pumping: Pumping, a
             ends.engine.send(b"%d" % (turn % 10))
         await moved()
     for ends in streams:
-        await ends.ended.wait()
+        await ends.over()
         assert ends.read() == b"01234567890123456789"
 
 
@@ -314,7 +319,7 @@ async def test_a_watched_client_is_told_of_once_and_a_transfer_takes_it_over(
 
     ends = await pumping.start(LengthBody(1))
     ends.engine.send(b"a")
-    await ends.ended.wait()
+    await ends.over()
     pump.watch(ends.moving.down, lambda: left.append(2))
     again = Transfer(ends.moving.up, ends.moving.down, LengthBody(1))
     ends.engine.send(b"b")
